@@ -1,0 +1,1 @@
+"""Leaf package: the words every other package shares. Knows neither torch nor sockets."""

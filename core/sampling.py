@@ -1,0 +1,33 @@
+"""How tokens are drawn for one request, after the router has resolved every default."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Resolved sampling parameters; the same object on router, prefill node and decode node.
+
+    temperature 0 means greedy; top_k 0 and top_p 1.0 mean off. The router draws a missing seed.
+    stop_ids are the token ids that end the request (EOS ids unless ignore_eos was asked); they are
+    suppressed until min_tokens tokens are out.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def finish_reason(self, num_outputs: int, last_token: int) -> str | None:
+        """Why the request ends once `last_token` is output number `num_outputs` (1-based), or None."""
+        if last_token in self.stop_ids and num_outputs > self.min_tokens:
+            return "stop"
+        if num_outputs >= self.max_tokens:
+            return "length"
+        return None

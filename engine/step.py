@@ -1,0 +1,73 @@
+"""What the event loop asks of the engine thread, and what comes back: plain data, no torch.
+
+The loop owns the block pool; a StepPlan names every block the step may read or write, and none of
+them is reassigned before the StepResult is in.
+"""
+
+from dataclasses import dataclass, field
+
+from pdserve.core.ids import BlockHash, BlockId
+from pdserve.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """Draw one token from the last position of a row.
+
+    output_index  how many outputs the sequence has already: the draw's counter, and what min_tokens counts
+    sample        which of the n samples of the request this is
+    """
+
+    params: SamplingParams
+    output_index: int
+    sample: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's share of a step.
+
+    key         the node's handle of the sequence, echoed in the result
+    token_ids   the query tokens of this step, at positions start .. start + len(token_ids) - 1
+    start       tokens whose KV is already in the pool
+    block_ids   the block table, covering start + len(token_ids) tokens
+    write_from  KV of positions below it is not written: those blocks were found by hash and are immutable
+    sample      None when the row ends before its sequence's last token
+    """
+
+    key: int
+    token_ids: tuple[int, ...]
+    start: int
+    block_ids: tuple[BlockId, ...]
+    write_from: int = 0
+    sample: SampleSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """After the step, zero the unwritten slots of this block and compute its checksum."""
+
+    block_id: BlockId
+    block_hash: BlockHash
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    step: int
+    rows: tuple[Row, ...]
+    seals: tuple[Seal, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """tokens by row key for rows with a SampleSpec; checksums by block id for each Seal; busy seconds."""
+
+    step: int
+    tokens: dict[int, int]
+    checksums: dict[BlockId, int] = field(default_factory=dict)
+    forward_s: float = 0.0

@@ -1,0 +1,79 @@
+"""The seam between HTTP and dispatching: what the front door asks for, and what it gets back.
+
+The front door (app, api, text) knows JSON and text; the service behind this seam knows tokens only.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pdserve.core.errors import PdserveError
+from pdserve.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue. `label` is the client's own id for logs; it keys nothing.
+
+    arrived_at is the monotonic time at which the HTTP request was read.
+    """
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    label: str
+    arrived_at: float
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Tokens not yielded before, in order; more than one when the reader was slower than the model.
+
+    finish is None, or on the last Progress "stop" (a stop id) or "length". A stop id that ended the
+    request is the last of token_ids; whether its text is shown is the front door's choice.
+    """
+
+    token_ids: list[int]
+    finish: str | None
+
+
+class GenerationError(PdserveError):
+    """A request that cannot be served, with the HTTP status and OpenAI error code to tell the client."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after_s: int | None = None):
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class GenerationStream(Protocol):
+    def __aiter__(self) -> AsyncIterator[Progress]: ...
+
+    def cancel(self) -> None:
+        """Stop and free everything held for it on every node; safe at any time, any number of times."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Stage durations in seconds and nodes so far, as shown in the final usage event."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the front door must know of the served model."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    max_prompt_blocks: int | None = None
+
+
+class GenerationService(Protocol):
+    def submit(self, request: GenerationRequest) -> GenerationStream:
+        """Queue a request. Raises GenerationError (503 no node ready, 429 full, 400 can never fit)."""
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether a request would be served now, and the reason in one line."""
+
+    def metrics_text(self) -> bytes:
+        """Prometheus text of the router and of every node."""
