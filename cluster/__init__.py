@@ -1,0 +1,1 @@
+"""What goes between processes: messages, their encoding, endpoints, membership, configuration."""

@@ -1,0 +1,379 @@
+"""The protocol: every message that goes between router (R), prefill nodes (P) and decode nodes (D).
+
+    R → P  Prefill Cancel Live                P → R  Hello FirstToken Failed Held
+    R → D  Decode Cancel Live Peers Resume    D → R  Hello Tokens Ready Failed Held
+    D → P  Hello Want Release Bad             P → D  Have End Gone
+    answers to Hello: Welcome or Refused; to a frame of a wrong incarnation: WrongEpoch
+
+One request, undisturbed:
+
+    R ── Prefill ──► P ─────── FirstToken ──────────────► R ──► client
+    R ── Decode ───► D ── Want ──► P ── Have … Have, End ──► D ── Ready, Tokens ──► R ──► client
+                                   P ◄─ Release ── D
+
+Every message is idempotent and repeated from state, none is assumed delivered. The frame around a
+message carries the protocol version and the epochs of sender and addressee (see codec). Durations
+are seconds; no clock value crosses a process. Token ids and hashes travel as packed bytes.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pdserve.core.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
+from pdserve.core.sampling import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+
+class Role(StrEnum):
+    ROUTER = "router"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class Stage(StrEnum):
+    """Where a dispatched request is, as the router and the node see it."""
+
+    PREFILL = "prefill"
+    HANDOFF = "handoff"
+    DECODE = "decode"
+    DONE = "done"
+
+
+class Finish(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+# ---- handshake -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What two processes must agree on before any request: compared field by field, refused by name.
+
+    kv_fingerprint  32 bytes, what KV means (core.checkpoint.kv_fingerprint)
+    compute         dtype in which this node computes; accept_compute: those it takes KV from
+    """
+
+    checkpoint: str
+    tokenizer: str
+    kv_spec: str
+    kv_fingerprint: bytes
+    compute: str
+    accept_compute: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a node can hold. Router and peers refuse what cannot fit, with both numbers."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_running: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOffer:
+    """How a peer on this host maps the pool: the unix socket that hands over its descriptor."""
+
+    host: str
+    socket_path: str
+    num_blocks: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message on every link. `peer_address` is where decode nodes reach a prefill node."""
+
+    node: NodeId
+    role: Role
+    facts: Facts
+    capacity: Capacity
+    peer_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The link stands. A prefill node adds the offer of its pool."""
+
+    node: NodeId
+    pool: PoolOffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrongEpoch:
+    """A frame was addressed to an incarnation that is gone; `epoch` is the living one."""
+
+    epoch: Epoch
+
+
+# ---- router to nodes -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    node: NodeId
+    epoch: Epoch
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """All prefill nodes there are; a decode node links to those it lacks and unlinks the others."""
+
+    prefill: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Compute the KV of prompt + outputs and draw the next token.
+
+    prompt   packed u32 token ids; outputs: one packed run per sample, what was streamed already
+    hashes   one block hash per block of prompt + outputs, the last of a partial block if there is one
+    """
+
+    request: RequestId
+    attempt: int
+    prompt: bytes
+    outputs: tuple[bytes, ...]
+    hashes: tuple[BlockHash, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Continue prompt + outputs. source: whose blocks to pull, or None to compute everything here."""
+
+    request: RequestId
+    attempt: int
+    prompt: bytes
+    outputs: tuple[bytes, ...]
+    hashes: tuple[BlockHash, ...]
+    sampling: SamplingParams
+    source: Peer | None
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    request: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEntry:
+    request: RequestId
+    attempt: int
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The router's beat: every request dispatched to this node. Renews leases; absence lets them end."""
+
+    entries: tuple[LiveEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The router misses tokens from `first_index` on: send them again."""
+
+    request: RequestId
+    attempt: int
+    sample: int
+    first_index: int
+
+
+# ---- nodes to router -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The token drawn after the last chunk, straight to the router.
+
+    num_cached_tokens  prompt tokens found in the prefix cache of the prefill node
+    queue_s, prefill_s from acceptance to the first chunk, from there to the token
+    """
+
+    request: RequestId
+    attempt: int
+    first_index: int
+    token: int
+    finish: Finish | None
+    num_cached_tokens: int
+    queue_s: float
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Tokens first_index, first_index + 1, ... of one sample."""
+
+    request: RequestId
+    attempt: int
+    sample: int
+    first_index: int
+    token_ids: tuple[int, ...]
+    finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """All tokens of one step, one message."""
+
+    runs: tuple[TokenRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Every block is verified on the decode node: the loss of the prefill node matters no more.
+
+    reserve_s  wait for blocks on the decode node; copy_s: busy time of the copies
+    """
+
+    request: RequestId
+    attempt: int
+    num_blocks: int
+    num_bytes: int
+    num_cached_tokens: int
+    reserve_s: float
+    copy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This attempt ends here. `stage` and `reason` go to the log and, at the last attempt, to the client."""
+
+    request: RequestId
+    attempt: int
+    stage: Stage
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldEntry:
+    request: RequestId
+    attempt: int
+    stage: Stage
+    next_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """A node's state in numbers, as shown by /metrics."""
+
+    num_free: int
+    num_cached: int
+    num_held: int
+    num_leased: int
+    num_reserved: int
+    num_running: int
+    num_waiting: int
+    num_leases: int
+    num_parked: int
+    num_queued_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The node's answer to Live: what it holds for the router, its gauges, and the peers it is linked to."""
+
+    entries: tuple[HeldEntry, ...]
+    gauges: Gauges
+    links: tuple[NodeId, ...]
+
+
+# ---- decode node to prefill node and back ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """The blocks the decode node lacks; a standing order until Release. `credit`: bytes it may be sent."""
+
+    request: RequestId
+    attempt: int
+    seq: int
+    hashes: tuple[BlockHash, ...]
+    credit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HaveEntry:
+    """A block whose writes are complete: where it is, which incarnation of it, and its checksum."""
+
+    hash: BlockHash
+    block_id: BlockId
+    generation: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    request: RequestId
+    attempt: int
+    seq: int
+    entries: tuple[HaveEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The prefill is over: `count` tokens have KV here, `token` was drawn as output `first_index`."""
+
+    request: RequestId
+    attempt: int
+    count: int
+    first_index: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Everything wanted is verified: the lease may end."""
+
+    request: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Nothing is left here of what was wanted, and nothing will come."""
+
+    request: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """These blocks failed verification on the decode node: check your own bytes."""
+
+    request: RequestId
+    attempt: int
+    hashes: tuple[BlockHash, ...]
+
+
+Handshake = Hello | Welcome | Refused | WrongEpoch
+PrefillInbox = Prefill | Cancel | Live | Want | Release | Bad
+DecodeInbox = Decode | Cancel | Live | Peers | Resume | Have | End | Gone
+RouterInbox = FirstToken | Tokens | Ready | Failed | Held
+Message = Handshake | PrefillInbox | DecodeInbox | RouterInbox
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """The one action that all machines share: put this message on the link to `peer`."""
+
+    peer: NodeId
+    message: Message
