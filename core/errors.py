@@ -1,13 +1,13 @@
 """The exception tree. Every message says what was wrong, the value, the limit and the knob.
 
-    PdserveError
-    ├── ConfigError      a flag, environment variable or file entry
-    ├── ModelError       a checkpoint that cannot be served
-    ├── LayoutError      two pools or specs that do not fit each other
-    ├── OutOfBlocksError a reservation that was not checked first (our own bug)
-    ├── ProtocolError    a peer said something no state allows
-    │   └── CodecError   bytes that are no message of ours
-    └── RefusedError     a peer refused the handshake, naming the field
+PdserveError
+├── ConfigError      a flag, environment variable or file entry
+├── ModelError       a checkpoint that cannot be served
+├── LayoutError      two pools or specs that do not fit each other
+├── OutOfBlocksError a reservation that was not checked first (our own bug)
+├── ProtocolError    a peer said something no state allows
+│   └── CodecError   bytes that are no message of ours
+└── RefusedError     a peer refused the handshake, naming the field
 """
 
 

@@ -71,3 +71,17 @@ class StepResult:
     tokens: dict[int, int]
     checksums: dict[BlockId, int] = field(default_factory=dict)
     forward_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Action: hand this plan to the engine thread."""
+
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """Event: the engine thread returned this result."""
+
+    result: StepResult

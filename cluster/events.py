@@ -1,0 +1,38 @@
+"""What happens to a machine: the inputs that every `handle(event, now)` shares.
+
+The asyncio edge (node.py, service.py) turns sockets and clocks into these; tests write them down.
+"""
+
+from dataclasses import dataclass
+
+from pdserve.cluster.messages import Message
+from pdserve.core.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message from an admitted peer, its envelope checked."""
+
+    sender: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """Both sides of the handshake with this peer are done."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The peer's connection broke, it went silent, or another incarnation took its place."""
+
+    peer: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; `late` when the loop was held up, so that nothing expires unheard."""
+
+    late: bool = False

@@ -1,0 +1,56 @@
+"""Who gets blocks next on a decode node: the line of requests that wait for a reservation.
+
+Preempted sequences come before new ones; otherwise first come, first served within a priority. A head
+that does not fit is passed at most MAX_PASSES times, so that a large prompt is never starved by small
+ones. Owns the order only; DecodeScheduler tries the reservations.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MAX_PASSES = 8
+
+
+@dataclass(slots=True)
+class Waiting:
+    key: int
+    rank: tuple[int, int]
+    passes: int = 0
+
+
+class AdmissionLine:
+    def __init__(self) -> None:
+        self._line: list[Waiting] = []
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __contains__(self, key: int) -> bool:
+        return any(waiting.key == key for waiting in self._line)
+
+    def join(self, key: int, priority: int, resumed: bool) -> None:
+        """Stand in line; resumed sequences before all that never ran. Joining twice is nothing."""
+        if key in self:
+            return
+        self._line.append(Waiting(key, (0 if resumed else 1, -priority)))
+        self._line.sort(key=lambda waiting: waiting.rank)
+
+    def leave(self, key: int) -> None:
+        self._line = [waiting for waiting in self._line if waiting.key != key]
+
+    def admit(self, reserve: Callable[[int], bool]) -> list[int]:
+        """Try `reserve(key)` in order; returns the keys that got their blocks."""
+        admitted: list[int] = []
+        blocked: list[Waiting] = []
+        for waiting in list(self._line):
+            # A resumed sequence that does not fit lets no new one pass: it has waited once already.
+            if blocked and (blocked[0].rank[0] == 0 or any(w.passes >= MAX_PASSES for w in blocked)):
+                break
+            if reserve(waiting.key):
+                admitted.append(waiting.key)
+                for earlier in blocked:
+                    earlier.passes += 1
+            else:
+                blocked.append(waiting)
+        self._line = [waiting for waiting in self._line if waiting.key not in admitted]
+        return admitted

@@ -1,0 +1,671 @@
+"""Life of a request on a decode node, as a pure machine.
+
+    PULLING ── all verified, End ──► RUNNING ── finish ──► done (answers repeated for 30 s)
+       │                               │  ▲
+       └─ a block failed twice ► QUEUED ◄─┘ preempted       QUEUED ── blocks reserved ──► RUNNING
+    local plans start QUEUED; any state ── Cancel, lease over ──► gone (freed when step and copies end)
+
+Owns the block pool, the sequences, the pulls and the running batch of this node. A request reserves
+every block it lacks plus one to grow into, or waits in line and copies nothing. Each step decodes one
+token of every running sequence first and fills the rest of its token budget with chunks of prompts
+that are computed here. Called by DecodeNode on the event loop.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from pdserve.cluster.attempts import EndedAttempts
+from pdserve.cluster.events import LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.messages import (
+    Cancel,
+    Decode,
+    End,
+    Failed,
+    Finish,
+    Gauges,
+    Gone,
+    Have,
+    Held,
+    HeldEntry,
+    Live,
+    Ready,
+    Resume,
+    Send,
+    Stage,
+    TokenRun,
+    Tokens,
+)
+from pdserve.core.block_hash import BlockHasher, unpack_token_ids
+from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
+from pdserve.decode_node.admission import AdmissionLine
+from pdserve.engine import planner
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.sequence import Sequence
+from pdserve.engine.step import RunStep, StepDone, StepPlan
+from pdserve.kvtransfer.filling import Fillings
+from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState, Verdict
+
+BEAT_S = 0.5
+KEEP_DONE_S = 30.0
+MAX_DONE = 10_000
+MAX_REVOKES = 3
+
+Action = Send | RunStep | CopyBlocks
+Event = Received | LinkUp | LinkLost | StepDone | CopyDone | Tick
+
+
+class Phase(Enum):
+    PULLING = "pulling"
+    QUEUED = "queued"
+    RUNNING = "running"
+
+
+@dataclass(slots=True)
+class Job:
+    """One request here. num_sent: outputs the router has been sent; final_blocks: its largest block table."""
+
+    sequence: Sequence
+    phase: Phase
+    expires_at: float
+    num_sent: int
+    final_blocks: int
+    pull: Pull | None = None
+    cancelled: bool = False
+    resumed: bool = False
+    revokes: int = 0
+    heard_at: float | None = None
+    reserved_at: float = 0.0
+    num_hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DoneRecord:
+    """A finished request, kept so that lost tokens can be sent again."""
+
+    attempt: int
+    outputs: tuple[int, ...]
+    finish: Finish
+    ended_at: float
+
+
+class DecodeScheduler:
+    """router: where tokens go. max_step_tokens: token budget of a step; max_running: largest batch."""
+
+    def __init__(
+        self,
+        router: NodeId,
+        pool: BlockPool,
+        hasher: BlockHasher,
+        max_step_tokens: int,
+        max_running: int,
+        lease_s: float,
+        block_bytes: int,
+    ):
+        self.pool = pool
+        self.ended = EndedAttempts()
+        self.links: set[NodeId] = set()
+        self.num_preemptions = 0
+        self._router = router
+        self._hasher = hasher
+        self._max_step_tokens = max_step_tokens
+        self._max_running = max_running
+        self._lease_s = lease_s
+        self._block_bytes = block_bytes
+        self._jobs: dict[RequestId, Job] = {}
+        self._by_key: dict[int, Job] = {}
+        self._line = AdmissionLine()
+        self._fillings = Fillings()
+        self._due: set[int] = set()
+        self._done: dict[RequestId, DoneRecord] = {}
+        self._next_key = 0
+        self._step: StepPlan | None = None
+        self._num_steps = 0
+        self._on_message: dict[type, Callable[..., Iterable[Action]]] = {
+            Decode: self._on_decode,
+            Cancel: self._on_cancel,
+            Live: self._on_live,
+            Resume: self._on_resume,
+            Have: self._on_have,
+            End: self._on_end,
+            Gone: self._on_gone,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Feed one event; returns what is to be done, in order."""
+        actions: list[Action] = []
+        if isinstance(event, Received):
+            actions += self._on_message[type(event.message)](event.sender, event.message, now)
+        elif isinstance(event, StepDone):
+            actions += self._on_step_done(event, now)
+        elif isinstance(event, CopyDone):
+            actions += self._on_copy_done(event, now)
+        elif isinstance(event, Tick):
+            actions += self._on_tick(event, now)
+        elif isinstance(event, LinkUp):
+            self.links.add(event.peer)
+        elif isinstance(event, LinkLost):
+            actions += self._on_link_lost(event, now)
+        actions += self._settle(now)
+        actions += self._start_step()
+        actions += self._settle(now)
+        return actions
+
+    def _settle(self, now: float) -> list[Action]:
+        """Reservations, and every pull that something happened to, until nothing more can move."""
+        actions: list[Action] = []
+        while True:
+            actions += self._admit(now)
+            if not self._due:
+                return actions
+            job = self._by_key.get(self._due.pop())
+            if job is not None and not job.cancelled and job.phase is Phase.PULLING:
+                actions += self._advance(job, now)
+
+    # ---- messages of the router ------------------------------------------------------------------
+
+    def _on_decode(self, sender: NodeId, message: Decode, now: float) -> Iterable[Action]:
+        known = self._jobs.get(message.request)
+        if known is not None and known.sequence.attempt >= message.attempt:
+            return []
+        if self.ended.covers(message.request, message.attempt):
+            return []
+        actions = self._end(known, now) if known is not None else []
+        job = self._job(message, now)
+        self._jobs[message.request] = job
+        self._by_key[job.sequence.key] = job
+        if message.source is None:
+            self._line.join(job.sequence.key, job.sequence.priority, resumed=False)
+            return actions
+        if message.source.node not in self.links:
+            return [*actions, *self._fail(job, f"no link to {message.source.node}", now)]
+        job.pull = Pull(message.request, message.attempt, message.source.node)
+        return [*actions, *job.pull.want(self._lacking(job.sequence), now)]
+
+    def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
+        self._done.pop(message.request, None)
+        job = self._jobs.get(message.request)
+        if job is None or job.sequence.attempt > message.attempt:
+            self.ended.add(message.request, message.attempt, now)
+            return []
+        return self._end(job, now)
+
+    def _on_live(self, sender: NodeId, message: Live, now: float) -> Iterable[Action]:
+        for entry in message.entries:
+            job = self._jobs.get(entry.request)
+            if job is not None and job.sequence.attempt == entry.attempt:
+                job.expires_at = now + self._lease_s
+        return [Send(sender, self.held())]
+
+    def _on_resume(self, sender: NodeId, message: Resume, now: float) -> Iterable[Action]:
+        done = self._done.get(message.request)
+        if done is not None and done.attempt == message.attempt:
+            outputs = done.outputs[message.first_index :]
+            run = TokenRun(message.request, message.attempt, 0, message.first_index, outputs, done.finish)
+            return [Send(sender, Tokens((run,)))]
+        job = self._jobs.get(message.request)
+        if job is None or job.sequence.attempt != message.attempt or message.first_index >= job.num_sent:
+            return []
+        job.num_sent = message.first_index
+        return [Send(sender, Tokens((self._unsent(job, None),)))]
+
+    # ---- messages of the source ------------------------------------------------------------------
+
+    def _on_have(self, sender: NodeId, message: Have, now: float) -> Iterable[Action]:
+        job = self._pulling(sender, message)
+        if job is None or job.pull is None:
+            return []
+        job.pull.announce(message.entries, now)
+        self._heard(job, now)
+        return []
+
+    def _on_end(self, sender: NodeId, message: End, now: float) -> Iterable[Action]:
+        job = self._pulling(sender, message)
+        if job is None or job.pull is None:
+            return []
+        if message.count != job.sequence.num_tokens:
+            reason = f"{sender} computed {message.count} tokens of {job.sequence.num_tokens}"
+            return self._fail(job, reason, now)
+        job.pull.end = message
+        self._heard(job, now)
+        return []
+
+    def _on_gone(self, sender: NodeId, message: Gone, now: float) -> Iterable[Action]:
+        job = self._pulling(sender, message)
+        return [] if job is None else self._fail(job, f"{sender} holds nothing for it", now)
+
+    def _heard(self, job: Job, now: float) -> None:
+        pull = job.pull
+        assert pull is not None
+        if pull.state is PullState.WANTING and pull.heard:
+            job.heard_at = now if job.heard_at is None else job.heard_at
+            self._line.join(job.sequence.key, job.sequence.priority, resumed=False)
+        self._due.add(job.sequence.key)
+
+    def _pulling(self, sender: NodeId, message: Have | End | Gone) -> Job | None:
+        job = self._jobs.get(message.request)
+        if job is None or job.sequence.attempt != message.attempt or job.phase is not Phase.PULLING:
+            self.ended.covers(message.request, message.attempt)
+            return None
+        return job if job.pull is not None and job.pull.source == sender else None
+
+    def _on_link_lost(self, event: LinkLost, now: float) -> Iterable[Action]:
+        self.links.discard(event.peer)
+        for job in self._jobs.values():
+            if job.pull is not None and job.pull.source == event.peer:
+                self._due.add(job.sequence.key)
+        return []
+
+    # ---- copies ----------------------------------------------------------------------------------
+
+    def _advance(self, job: Job, now: float) -> list[Action]:
+        """Whatever a pull can do now: copy what is announced, join the batch, or compute the rest here."""
+        pull, sequence = job.pull, job.sequence
+        assert pull is not None
+        if pull.source not in self.links and not pull.can_finish_alone:
+            return self._fail(job, f"lost {pull.source}", now)
+        actions: list[Action] = []
+        copies = pull.next_copies()
+        if copies:
+            sequence.busy += 1
+            actions.append(CopyBlocks(sequence.key, pull.source, tuple(copies)))
+        if pull.complete():
+            actions += self._complete(job, now)
+        elif pull.state is PullState.FAILED and pull.end is not None and sequence.busy == 0:
+            actions += self._compute_rest(job)
+        return actions
+
+    def _on_copy_done(self, event: CopyDone, now: float) -> Iterable[Action]:
+        job = self._by_key[event.key]
+        pull = job.pull
+        assert pull is not None
+        job.sequence.busy -= 1
+        sends = pull.copied(event, now)
+        for copy, verdict in zip(event.copies, event.verdicts, strict=True):
+            filling = self._fillings.find(copy.hash)
+            if filling is None or filling.block_id != copy.target:
+                continue
+            if verdict is Verdict.OK:
+                self.pool.commit(copy.target, copy.hash, copy.checksum)
+                self._due.add(filling.owner)
+                for key in self._fillings.finish(copy.hash):
+                    self._by_key[key].pull.lacking.pop(copy.hash, None)
+                    self._due.add(key)
+            elif filling.owner != event.key:
+                self._inherit(copy.hash, copy.target, filling.owner)
+        if job.cancelled:
+            if job.sequence.busy == 0:
+                self._free(job)
+            return []
+        self._due.add(event.key)
+        return sends
+
+    def _complete(self, job: Job, now: float) -> list[Action]:
+        """Every block is verified: release the source and join the next step with its token as input."""
+        pull, sequence = job.pull, job.sequence
+        assert pull is not None and pull.end is not None
+        ready = Ready(
+            sequence.request,
+            sequence.attempt,
+            num_blocks=pull.num_verified,
+            num_bytes=pull.num_verified * self._block_bytes,
+            num_cached_tokens=job.num_hit_tokens,
+            reserve_s=job.reserved_at - (job.heard_at or job.reserved_at),
+            copy_s=pull.copy_s,
+        )
+        sequence.num_computed = pull.end.count
+        sequence.num_found = len(sequence.hashes) * sequence.block_size
+        sequence.num_committed = len(sequence.hashes)
+        sequence.tokens.append(pull.end.token)
+        job.phase = Phase.RUNNING
+        return [*pull.release(), Send(self._router, ready)]
+
+    def _compute_rest(self, job: Job) -> list[Action]:
+        """Blocks that could not be verified are computed here; what was verified is found again by hash."""
+        pull, sequence = job.pull, job.sequence
+        assert pull is not None and pull.end is not None
+        self._give_back(job)
+        sequence.tokens.append(pull.end.token)
+        job.phase = Phase.QUEUED
+        self._line.join(sequence.key, sequence.priority, resumed=True)
+        return list(pull.release())
+
+    # ---- blocks ----------------------------------------------------------------------------------
+
+    def _lacking(self, sequence: Sequence) -> list[BlockHash]:
+        lacking = [h for h in sequence.hashes if self.pool.find(h) is None]
+        return lacking + ([sequence.tail_hash] if sequence.tail_hash is not None else [])
+
+    def _admit(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+
+        def reserve(key: int) -> bool:
+            job = self._by_key[key]
+            if job.phase is Phase.PULLING:
+                return self._reserve_pull(job, now, actions)
+            return self._reserve_local(job)
+
+        self._due.update(self._line.admit(reserve))
+        return actions
+
+    def _growth(self, job: Job) -> int:
+        """One block to grow into, unless the block table already has its final size."""
+        return 1 if job.final_blocks > job.sequence.num_blocks else 0
+
+    def _fits(self, num_blocks: int, hits: Iterable[BlockId]) -> bool:
+        """Whether a request may start: every running sequence keeps one block to grow into."""
+        owed = sum(
+            1
+            for job in self._jobs.values()
+            if job.phase is Phase.RUNNING
+            and job.sequence.num_reserved == 0
+            and job.final_blocks > len(job.sequence.block_ids)
+        )
+        return self._num_active < self._max_running and self.pool.can_reserve(num_blocks, hits, keep=owed)
+
+    def _reserve_local(self, job: Job) -> bool:
+        sequence = job.sequence
+        hits = self.pool.match(sequence.hashes[: sequence.num_tokens // sequence.block_size])
+        missing = sequence.num_blocks - len(hits) + self._growth(job)
+        if not self._fits(missing, hits):
+            return False
+        sequence.claim(self.pool, hits, missing)
+        job.num_hit_tokens = sequence.num_computed
+        job.phase = Phase.RUNNING
+        return True
+
+    def _reserve_pull(self, job: Job, now: float, actions: list[Action]) -> bool:
+        """All or nothing: hold the hits, join what others are filling, reserve the rest and one to grow."""
+        sequence, pull = job.sequence, job.pull
+        assert pull is not None
+        found = {h: b for h in sequence.hashes if (b := self.pool.find(h)) is not None}
+        joined = [h for h in sequence.hashes if h not in found and self._fillings.find(h) is not None]
+        missing = sequence.num_blocks - len(found) - len(joined)
+        if sequence.busy or not self._fits(missing + self._growth(job), found.values()):
+            return False
+        for block_id in found.values():
+            self.pool.hold(block_id)
+        sequence.num_reserved = missing + self._growth(job)
+        self.pool.reserve(sequence.num_reserved)
+        targets: dict[BlockHash, BlockId] = {}
+        for block_hash in sequence.hashes:
+            if block_hash in found:
+                sequence.block_ids.append(found[block_hash])
+            elif block_hash in joined:
+                block_id = self._fillings.join(block_hash, sequence.key)
+                self.pool.hold(block_id)
+                sequence.block_ids.append(block_id)
+            else:
+                targets[block_hash] = self._take(sequence)
+                self._fillings.own(block_hash, targets[block_hash], sequence.key)
+        if sequence.tail_hash is not None:
+            targets[sequence.tail_hash] = self._take(sequence)
+        job.num_hit_tokens = len(found) * sequence.block_size
+        job.reserved_at = now
+        lacking = [*joined, *targets]
+        if not set(lacking) <= set(pull.lacking):
+            # A block that was cached when the Want was sent has been evicted since.
+            actions += pull.want(lacking, now)
+        pull.lacking = {h: pull.lacking.get(h, 0) for h in lacking}
+        pull.start(targets)
+        return True
+
+    def _take(self, sequence: Sequence) -> BlockId:
+        block_id = self.pool.take()
+        sequence.num_reserved -= 1
+        sequence.block_ids.append(block_id)
+        return block_id
+
+    def _grow(self, job: Job, num_tokens: int) -> bool:
+        """Blocks for `num_tokens` tokens; revokes a reservation or preempts when there are none.
+
+        False when the job itself had to yield.
+        """
+        sequence = job.sequence
+        while len(sequence.block_ids) * sequence.block_size < num_tokens:
+            if sequence.num_reserved == 0:
+                while self.pool.room < 1:
+                    if self._revoke_newest():
+                        continue
+                    victim = self._victim()
+                    self._preempt(victim)
+                    if victim is job:
+                        return False
+                self.pool.reserve(1)
+                sequence.num_reserved = 1
+            self._take(sequence)
+        return True
+
+    def _revoke_newest(self) -> bool:
+        """Take back the newest incomplete reservation: its blocks stay at their source."""
+        for job in reversed(self._jobs.values()):
+            pull = job.pull
+            if job.phase is not Phase.PULLING or pull is None or pull.state is not PullState.COPYING:
+                continue
+            if job.revokes >= MAX_REVOKES or job.sequence.busy:
+                continue
+            job.revokes += 1
+            pull.revoke()
+            self._give_back(job)
+            self._line.join(job.sequence.key, job.sequence.priority, resumed=False)
+            return True
+        return False
+
+    def _victim(self) -> Job:
+        running = [job for job in self._jobs.values() if job.phase is Phase.RUNNING]
+        return min(running, key=lambda job: (job.sequence.priority, -job.sequence.key))
+
+    def _preempt(self, job: Job) -> None:
+        """Drop the newest, least important sequence's blocks; it catches up by recompute, no token lost."""
+        self.num_preemptions += 1
+        self._give_back(job)
+        job.phase = Phase.QUEUED
+        self._line.join(job.sequence.key, job.sequence.priority, resumed=True)
+
+    # ---- the step --------------------------------------------------------------------------------
+
+    @property
+    def _num_active(self) -> int:
+        return sum(1 for job in self._by_key.values() if job.sequence.block_ids or job.sequence.num_reserved)
+
+    def _start_step(self) -> list[Action]:
+        if self._step is not None:
+            return []
+        running = [job for job in self._jobs.values() if job.phase is Phase.RUNNING]
+        rows = []
+        for job in running:
+            # An earlier job's growth may have preempted this one.
+            if (
+                job.phase is Phase.RUNNING
+                and job.sequence.num_missing == 1
+                and self._grow(job, job.sequence.num_tokens)
+            ):
+                rows.append((job, 1))
+        rows = [(job, n) for job, n in rows if job.phase is Phase.RUNNING]
+        behind = [job.sequence for job in running if job.phase is Phase.RUNNING and job.sequence.num_missing > 1]
+        for sequence, num_tokens in planner.chunks(behind, self._max_step_tokens - len(rows)):
+            sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
+            rows.append((self._by_key[sequence.key], num_tokens))
+        if not rows:
+            return []
+        for job, _ in rows:
+            job.sequence.busy += 1
+        self._num_steps += 1
+        self._step = StepPlan(self._num_steps, tuple(job.sequence.row(n) for job, n in rows))
+        return [RunStep(self._step)]
+
+    def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
+        plan, result = self._step, event.result
+        assert plan is not None and plan.step == result.step, "a result of a step that is not running"
+        self._step = None
+        runs: list[TokenRun] = []
+        for row in plan.rows:
+            job = self._by_key[row.key]
+            sequence = job.sequence
+            sequence.busy -= 1
+            if job.cancelled:
+                if sequence.busy == 0:
+                    self._free(job)
+                continue
+            sequence.num_computed += len(row.token_ids)
+            sequence.name_full_blocks(self._hasher)
+            sequence.commit_full(self.pool, {})
+            if row.sample is None:
+                continue
+            sequence.tokens.append(result.tokens[row.key])
+            reason = sequence.params.finish_reason(sequence.num_outputs, sequence.tokens[-1])
+            finish = Finish(reason) if reason else None
+            runs.append(self._unsent(job, finish))
+            if finish is not None:
+                self._remember(job, finish, now)
+                self._end(job, now)
+        return [Send(self._router, Tokens(tuple(runs)))] if runs else []
+
+    def _unsent(self, job: Job, finish: Finish | None) -> TokenRun:
+        sequence = job.sequence
+        tokens = tuple(sequence.tokens[sequence.num_prompt + job.num_sent :])
+        run = TokenRun(sequence.request, sequence.attempt, sequence.sample, job.num_sent, tokens, finish)
+        job.num_sent = sequence.num_outputs
+        return run
+
+    # ---- time ------------------------------------------------------------------------------------
+
+    def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:
+        self.ended.sweep(now)
+        for request in [r for r, done in self._done.items() if now - done.ended_at >= KEEP_DONE_S]:
+            del self._done[request]
+        actions: list[Action] = []
+        for job in list(self._jobs.values()):
+            if event.late:
+                job.expires_at = max(job.expires_at, now + 2 * BEAT_S)
+            if job.expires_at <= now:
+                actions += self._end(job, now)
+            elif job.phase is Phase.PULLING and job.pull is not None:
+                actions += job.pull.tick(now)
+        return actions
+
+    # ---- ends ------------------------------------------------------------------------------------
+
+    def _fail(self, job: Job, reason: str, now: float) -> list[Action]:
+        sequence = job.sequence
+        failed = Failed(sequence.request, sequence.attempt, Stage.HANDOFF, reason)
+        return [Send(self._router, failed), *self._end(job, now)]
+
+    def _end(self, job: Job, now: float) -> list[Action]:
+        """However a request ends here. What a step or copy in flight names is freed when that ends."""
+        sequence = job.sequence
+        self.ended.add(sequence.request, sequence.attempt, now)
+        del self._jobs[sequence.request]
+        self._line.leave(sequence.key)
+        job.cancelled = True
+        self._leave_fillings(job)
+        release = job.phase is Phase.PULLING and job.pull is not None
+        actions = list(job.pull.release()) if release and job.pull is not None else []
+        if sequence.busy == 0:
+            self._free(job)
+        return actions
+
+    def _free(self, job: Job) -> None:
+        job.sequence.give_back(self.pool)
+        del self._by_key[job.sequence.key]
+
+    def _give_back(self, job: Job) -> None:
+        """Drop the blocks of a job that lives on; it will claim blocks again."""
+        self._leave_fillings(job)
+        job.sequence.give_back(self.pool)
+
+    def _leave_fillings(self, job: Job) -> None:
+        for block_hash, block_id, heir in self._fillings.leave(job.sequence.key):
+            # While the old copy is in flight nobody else may write the block: its verdict decides.
+            if job.pull is None or block_hash not in job.pull.copying:
+                self._inherit(block_hash, block_id, heir)
+
+    def _inherit(self, block_hash: BlockHash, block_id: BlockId, heir: int) -> None:
+        pull = self._by_key[heir].pull
+        assert pull is not None
+        pull.targets[block_hash] = block_id
+        self._due.add(heir)
+
+    def _remember(self, job: Job, finish: Finish, now: float) -> None:
+        sequence = job.sequence
+        outputs = tuple(sequence.tokens[sequence.num_prompt :])
+        self._done[sequence.request] = DoneRecord(sequence.attempt, outputs, finish, now)
+        if len(self._done) > MAX_DONE:
+            del self._done[next(iter(self._done))]
+
+    # ---- state for others ------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        return self._step is None and not self._by_key
+
+    def held(self) -> Held:
+        """The answer to Live: what is here, and what ended lately."""
+        entries = [
+            HeldEntry(
+                job.sequence.request,
+                job.sequence.attempt,
+                Stage.HANDOFF if job.phase is Phase.PULLING else Stage.DECODE,
+                job.num_sent,
+            )
+            for job in self._jobs.values()
+        ]
+        entries += [
+            HeldEntry(request, done.attempt, Stage.DONE, len(done.outputs)) for request, done in self._done.items()
+        ]
+        return Held(tuple(entries), self.gauges(), tuple(sorted(self.links)))
+
+    def gauges(self) -> Gauges:
+        jobs = self._jobs.values()
+        num_running = sum(job.phase is Phase.RUNNING for job in jobs)
+        return Gauges(
+            num_free=self.pool.num_free,
+            num_cached=self.pool.num_cached,
+            num_held=self.pool.num_held,
+            num_leased=self.pool.num_leased,
+            num_reserved=self.pool.num_reserved,
+            num_running=num_running,
+            num_waiting=len(self._jobs) - num_running,
+            num_leases=len(self._jobs),
+            num_parked=0,
+            num_queued_tokens=sum(job.sequence.num_missing for job in jobs if job.phase is not Phase.PULLING),
+        )
+
+    def check(self) -> None:
+        """Invariants over pool, sequences and pulls; raises AssertionError."""
+        self.pool.check(job.sequence.block_ids for job in self._by_key.values())
+        reserved = sum(job.sequence.num_reserved for job in self._by_key.values())
+        assert reserved == self.pool.num_reserved, f"{self.pool.num_reserved} reserved, sequences have {reserved}"
+        for job in self._jobs.values():
+            assert self._by_key.get(job.sequence.key) is job
+            if job.phase is Phase.QUEUED:
+                assert not job.sequence.block_ids, "a queued sequence holds blocks"
+                assert job.sequence.key in self._line, "a queued sequence stands in no line"
+
+    def _job(self, message: Decode, now: float) -> Job:
+        size = self._hasher.block_size
+        prompt = unpack_token_ids(message.prompt)
+        tokens = prompt + unpack_token_ids(message.outputs[0])
+        num_full = len(tokens) // size
+        self._next_key += 1
+        sequence = Sequence(
+            self._next_key,
+            message.request,
+            message.attempt,
+            tokens,
+            len(prompt),
+            message.sampling,
+            list(message.hashes[:num_full]),
+            size,
+            tail_hash=message.hashes[num_full] if num_full < len(message.hashes) else None,
+            priority=message.priority,
+        )
+        # The last token drawn is never run, so it needs no slot.
+        final_tokens = max(len(tokens), len(prompt) + message.sampling.max_tokens - 1)
+        return Job(
+            sequence,
+            Phase.QUEUED if message.source is None else Phase.PULLING,
+            now + self._lease_s,
+            num_sent=len(tokens) - len(prompt),
+            final_blocks=-(-final_tokens // size),
+        )

@@ -1,0 +1,118 @@
+"""One sequence on one node: its tokens, how far their KV is computed, and its block table.
+
+Progress is one number, num_computed against num_tokens. Chunked prefill, prefix hits, resuming after
+a transfer and recompute after preemption are all the same thing: letting it catch up. Mutable, owned
+by the node's scheduler on the event loop.
+"""
+
+from dataclasses import dataclass, field
+
+from pdserve.core.block_hash import NO_PARENT, BlockHasher
+from pdserve.core.ids import BlockHash, BlockId, RequestId
+from pdserve.core.sampling import SamplingParams
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.step import Row, SampleSpec, Seal
+
+
+@dataclass(slots=True)
+class Sequence:
+    """tokens = prompt, then outputs.
+
+    hashes         names of its leading full blocks; decode nodes extend them as blocks fill
+    tail_hash      name of the partial block at the end of prompt + given outputs, if there is one
+    num_computed   tokens whose KV is in block_ids
+    num_found      tokens whose KV lies in blocks found by hash: never written again
+    num_reserved   blocks promised by the pool and not taken yet
+    busy           rows and copies in flight that name its blocks; they are freed when it is 0
+    """
+
+    key: int
+    request: RequestId
+    attempt: int
+    tokens: list[int]
+    num_prompt: int
+    params: SamplingParams
+    hashes: list[BlockHash]
+    block_size: int
+    tail_hash: BlockHash | None = None
+    sample: int = 0
+    priority: int = 0
+    block_ids: list[BlockId] = field(default_factory=list)
+    num_computed: int = 0
+    num_found: int = 0
+    num_reserved: int = 0
+    num_committed: int = 0
+    busy: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens whose KV is still to be computed."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-len(self.tokens) // self.block_size)
+
+    def claim(self, pool: BlockPool, hits: list[BlockId], num_blocks: int) -> None:
+        """Hold the found prefix and reserve `num_blocks` more; the caller checked can_reserve."""
+        for block_id in hits:
+            pool.hold(block_id)
+        pool.reserve(num_blocks)
+        self.block_ids = list(hits)
+        self.num_reserved = num_blocks
+        self.num_committed = len(hits)
+        self.num_found = len(hits) * self.block_size
+        # The last token is always run: its logits give the next one.
+        self.num_computed = min(self.num_found, self.num_tokens - 1)
+
+    def give_back(self, pool: BlockPool) -> None:
+        """Drop every block and reservation; what is committed stays findable."""
+        pool.unreserve(self.num_reserved)
+        pool.drop(self.block_ids)
+        self.block_ids = []
+        self.num_reserved = self.num_computed = self.num_found = self.num_committed = 0
+
+    def take_blocks(self, pool: BlockPool, num_tokens: int) -> None:
+        """Extend the block table to cover `num_tokens`, out of the reservation."""
+        while len(self.block_ids) * self.block_size < num_tokens:
+            self.block_ids.append(pool.take())
+            self.num_reserved -= 1
+
+    def row(self, num_tokens: int) -> Row:
+        """The next `num_tokens` tokens as a step's row; samples when they are the last ones."""
+        end = self.num_computed + num_tokens
+        sample = SampleSpec(self.params, self.num_outputs, self.sample) if end == self.num_tokens else None
+        tokens = tuple(self.tokens[self.num_computed : end])
+        return Row(self.key, tokens, self.num_computed, tuple(self.block_ids), self.num_found, sample)
+
+    def name_full_blocks(self, hasher: BlockHasher) -> None:
+        """Extend `hashes` over every block that num_computed tokens fill."""
+        size = self.block_size
+        while len(self.hashes) < self.num_computed // size:
+            parent = self.hashes[-1] if self.hashes else NO_PARENT
+            start = len(self.hashes) * size
+            self.hashes.append(hasher.extend(parent, self.tokens[start : start + size]))
+
+    def seals(self, num_tokens: int) -> list[Seal]:
+        """Blocks whose last write is the next step of `num_tokens` tokens."""
+        size, end = self.block_size, self.num_computed + num_tokens
+        first = max(self.num_computed, self.num_found) // size
+        seals = [Seal(self.block_ids[i], self.hashes[i], size) for i in range(first, end // size)]
+        if end == self.num_tokens and self.tail_hash is not None:
+            seals.append(Seal(self.block_ids[end // size], self.tail_hash, end % size))
+        return seals
+
+    def commit_full(self, pool: BlockPool, checksums: dict[BlockId, int]) -> None:
+        """Make every block that num_computed has filled findable, with its checksum where there is one."""
+        full = min(self.num_computed // self.block_size, len(self.hashes))
+        for i in range(self.num_committed, full):
+            pool.commit(self.block_ids[i], self.hashes[i], checksums.get(self.block_ids[i]))
+        self.num_committed = max(self.num_committed, full)

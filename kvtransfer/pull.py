@@ -1,0 +1,183 @@
+"""The destination's half of a hand-off: which blocks are still lacking, and what to do about it.
+
+    WANTING ── start (blocks reserved) ──► COPYING ── all verified, End ──► COMPLETE
+       ▲                                    │  │
+       └────────── revoke ──────────────────┘  └── a block failed twice, source gone ──► FAILED
+
+Each lacking block goes   wanted → announced → copying → verified,
+and back to wanted when its copy fails (generation moved, checksum wrong): once, then the pull fails.
+
+No I/O and no block ownership: DecodeScheduler reserves and takes the destination blocks, feeds what
+happens, and sends what this returns. One pull per (request, attempt).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pdserve.cluster.messages import Bad, End, HaveEntry, Release, Send, Want
+from pdserve.core.errors import ProtocolError
+from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
+
+WANT_AGAIN_S = 0.5
+MAX_FAILURES = 2
+
+
+class PullState(Enum):
+    WANTING = "wanting"
+    COPYING = "copying"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+class Verdict(Enum):
+    """What became of one block's copy."""
+
+    OK = "ok"
+    MOVED = "moved"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """One block to copy and verify: from `source` in the peer's pool to `target` in ours."""
+
+    hash: BlockHash
+    source: BlockId
+    generation: int
+    checksum: int
+    target: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """Action: copy and verify in the copy worker, then report CopyDone. key: the pulling sequence."""
+
+    key: int
+    peer: NodeId
+    copies: tuple[BlockCopy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDone:
+    """Event: the verdict on every block of a CopyBlocks, in its order."""
+
+    key: int
+    copies: tuple[BlockCopy, ...]
+    verdicts: tuple[Verdict, ...]
+    busy_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Pull:
+    """The pull of one request from `source`. `lacking` maps each block's hash to its failures so far."""
+
+    request: RequestId
+    attempt: int
+    source: NodeId
+    state: PullState = PullState.WANTING
+    lacking: dict[BlockHash, int] = field(default_factory=dict)
+    announced: dict[BlockHash, HaveEntry] = field(default_factory=dict)
+    targets: dict[BlockHash, BlockId] = field(default_factory=dict)
+    copying: set[BlockHash] = field(default_factory=set)
+    end: End | None = None
+    seq: int = 0
+    progress_at: float = 0.0
+    num_verified: int = 0
+    copy_s: float = 0.0
+
+    @property
+    def heard(self) -> bool:
+        """Whether the source has announced anything: the moment at which blocks are reserved."""
+        return bool(self.announced) or self.end is not None
+
+    @property
+    def can_finish_alone(self) -> bool:
+        """Whether nothing more is needed from the source but its mapped memory, which outlives it."""
+        return self.end is not None and all(h in self.announced for h in self.lacking)
+
+    def want(self, hashes: Iterable[BlockHash], now: float) -> list[Send]:
+        """Ask for `hashes`, replacing what was asked before; failures already counted stay counted."""
+        self.lacking = {h: self.lacking.get(h, 0) for h in hashes}
+        return self._send_want(now)
+
+    def announce(self, entries: Iterable[HaveEntry], now: float) -> None:
+        """Note what the source has; a later announcement of a block replaces an earlier one."""
+        for entry in entries:
+            if entry.hash in self.lacking:
+                self.announced[entry.hash] = entry
+                self.progress_at = now
+
+    def start(self, targets: dict[BlockHash, BlockId]) -> None:
+        """The destination blocks are reserved: copying may begin."""
+        self._move(PullState.WANTING, PullState.COPYING)
+        self.targets = targets
+
+    def next_copies(self) -> list[BlockCopy]:
+        """Blocks that are announced, have a target and are not being copied; marks them copying."""
+        if self.state is not PullState.COPYING:
+            return []
+        copies = []
+        for block_hash, entry in self.announced.items():
+            if block_hash in self.lacking and block_hash in self.targets and block_hash not in self.copying:
+                self.copying.add(block_hash)
+                target = self.targets[block_hash]
+                copies.append(BlockCopy(block_hash, entry.block_id, entry.generation, entry.checksum, target))
+        return copies
+
+    def copied(self, done: CopyDone, now: float) -> list[Send]:
+        """Take the verdicts in; a block that failed is asked for again, once, then the pull fails."""
+        self.copy_s += done.busy_s
+        corrupt, again = [], False
+        for copy, verdict in zip(done.copies, done.verdicts, strict=True):
+            self.copying.discard(copy.hash)
+            if copy.hash not in self.lacking:
+                continue
+            if verdict is Verdict.OK:
+                del self.lacking[copy.hash]
+                self.num_verified += 1
+                self.progress_at = now
+                continue
+            again = True
+            self.announced.pop(copy.hash, None)
+            self.lacking[copy.hash] += 1
+            if verdict is Verdict.CORRUPT:
+                corrupt.append(copy.hash)
+            if self.lacking[copy.hash] >= MAX_FAILURES and self.state is PullState.COPYING:
+                self.state = PullState.FAILED
+        sends = [Send(self.source, Bad(self.request, self.attempt, tuple(corrupt)))] if corrupt else []
+        if again and self.state is PullState.COPYING:
+            sends += self._send_want(now)
+        return sends
+
+    def complete(self) -> bool:
+        """Whether every lacking block is verified and End is here; then the pull is COMPLETE."""
+        ready = not self.lacking and not self.copying and self.end is not None
+        if self.state is PullState.COPYING and ready:
+            self.state = PullState.COMPLETE
+        return self.state is PullState.COMPLETE
+
+    def release(self) -> list[Send]:
+        return [Send(self.source, Release(self.request, self.attempt))]
+
+    def revoke(self) -> None:
+        """The reservation is taken back: what was verified stays cached here, the rest stays with the source."""
+        self._move(PullState.COPYING, PullState.WANTING)
+        self.targets = {}
+
+    def tick(self, now: float) -> list[Send]:
+        """Ask again when nothing was heard for WANT_AGAIN_S: no message is assumed delivered."""
+        waiting = self.state in (PullState.WANTING, PullState.COPYING)
+        if waiting and now - self.progress_at >= WANT_AGAIN_S and not self.copying:
+            return self._send_want(now)
+        return []
+
+    def _send_want(self, now: float) -> list[Send]:
+        self.seq += 1
+        self.progress_at = now
+        return [Send(self.source, Want(self.request, self.attempt, self.seq, tuple(self.lacking)))]
+
+    def _move(self, before: PullState, after: PullState) -> None:
+        if self.state is not before:
+            raise ProtocolError(f"pull of {self.request.hex()} attempt {self.attempt}: {self.state} → {after}")
+        self.state = after

@@ -1,0 +1,380 @@
+"""Life of a prompt on a prefill node, as a pure machine.
+
+    QUEUED ── reserve ──► RUNNING ── last chunk ──► PARKED ── Release, finish, expiry ──► gone
+       └── Cancel, expiry ──┴── Cancel, expiry (freed when its step ends) ──────────────► gone
+
+Owns the block pool, the sequences and the offers of this node. A prompt reserves all of its blocks
+(hits held) before its first chunk, first come first served, the head passed at most MAX_PASSES times.
+Nothing is started while more than half of the pool is parked. Called by PrefillNode on the event loop.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pdserve.cluster.attempts import EndedAttempts
+from pdserve.cluster.events import LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.messages import (
+    Bad,
+    Cancel,
+    End,
+    Failed,
+    Finish,
+    FirstToken,
+    Gauges,
+    HaveEntry,
+    Held,
+    HeldEntry,
+    Live,
+    Prefill,
+    Release,
+    Send,
+    Stage,
+    Want,
+)
+from pdserve.core.block_hash import unpack_token_ids
+from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
+from pdserve.engine import planner
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.sequence import Sequence
+from pdserve.engine.step import RunStep, StepDone, StepPlan
+from pdserve.kvtransfer.offer import OfferBook
+
+MAX_PASSES = 8
+BEAT_S = 0.5
+
+Action = Send | RunStep
+Event = Received | LinkUp | LinkLost | StepDone | Tick
+
+
+class Phase(Enum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    PARKED = "parked"
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One accepted request. `leased` are the blocks its lease pins once it is PARKED."""
+
+    sequence: Sequence
+    phase: Phase
+    accepted_at: float
+    started_at: float = 0.0
+    passes: int = 0
+    cancelled: bool = False
+    first_token: FirstToken | None = None
+    leased: list[BlockId] = field(default_factory=list)
+
+
+class PrefillScheduler:
+    """router: where FirstToken and Failed go. max_step_tokens: the chunk budget of one step."""
+
+    def __init__(
+        self,
+        router: NodeId,
+        pool: BlockPool,
+        block_size: int,
+        max_step_tokens: int,
+        lease_s: float,
+        policy: planner.Policy = planner.Policy.FCFS,
+    ):
+        self.pool = pool
+        self.offers = OfferBook(lease_s)
+        self.ended = EndedAttempts()
+        self._router = router
+        self._block_size = block_size
+        self._max_step_tokens = max_step_tokens
+        self._policy = policy
+        self._prompts: dict[RequestId, Prompt] = {}
+        self._by_key: dict[int, Prompt] = {}
+        self._queue: list[Prompt] = []
+        self._running: list[Prompt] = []
+        self._next_key = 0
+        self._step: StepPlan | None = None
+        self._num_steps = 0
+        self._on_message: dict[type, Callable[..., Iterable[Action]]] = {
+            Prefill: self._on_prefill,
+            Cancel: self._on_cancel,
+            Release: self._on_release,
+            Live: self._on_live,
+            Want: self._on_want,
+            Bad: self._on_bad,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Feed one event; returns what is to be done, in order."""
+        actions: list[Action] = []
+        if isinstance(event, Received):
+            actions += self._on_message[type(event.message)](event.sender, event.message, now)
+        elif isinstance(event, StepDone):
+            actions += self._on_step_done(event, now)
+        elif isinstance(event, Tick):
+            actions += self._on_tick(event, now)
+        self._admit(now)
+        actions += self._start_step(now)
+        return actions
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def _on_prefill(self, sender: NodeId, message: Prefill, now: float) -> Iterable[Action]:
+        known = self._prompts.get(message.request)
+        if known is not None:
+            if known.sequence.attempt == message.attempt and known.first_token is not None:
+                return [Send(self._router, known.first_token)]
+            if known.sequence.attempt >= message.attempt:
+                return []
+        if self.ended.covers(message.request, message.attempt):
+            return []
+        actions = self._end(known, now) if known is not None else []
+        sequence = self._sequence(message)
+        if sequence.num_blocks > self.pool.num_blocks:
+            reason = f"the prompt needs {sequence.num_blocks} KV blocks, this node has {self.pool.num_blocks}"
+            return [*actions, Send(self._router, Failed(message.request, message.attempt, Stage.PREFILL, reason))]
+        prompt = Prompt(sequence, Phase.QUEUED, accepted_at=now)
+        self._prompts[message.request] = prompt
+        self._by_key[sequence.key] = prompt
+        self._queue.append(prompt)
+        self._queue.sort(key=lambda p: -p.sequence.priority)
+        self.offers.open(message.request, message.attempt, now)
+        return actions
+
+    def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
+        prompt = self._prompts.get(message.request)
+        if prompt is None or prompt.sequence.attempt > message.attempt:
+            self.ended.add(message.request, message.attempt, now)
+            return []
+        return self._end(prompt, now)
+
+    def _on_release(self, sender: NodeId, message: Release, now: float) -> Iterable[Action]:
+        prompt = self._prompts.get(message.request)
+        if prompt is None or prompt.sequence.attempt != message.attempt or prompt.phase is not Phase.PARKED:
+            return []
+        return self._end(prompt, now)
+
+    def _on_live(self, sender: NodeId, message: Live, now: float) -> Iterable[Action]:
+        actions: list[Action] = []
+        for entry in message.entries:
+            if entry.stage in (Stage.PREFILL, Stage.HANDOFF):
+                self.offers.renew(entry.request, entry.attempt, now)
+            prompt = self._prompts.get(entry.request)
+            if entry.stage is Stage.PREFILL and prompt is not None and prompt.first_token is not None:
+                actions.append(Send(self._router, prompt.first_token))
+        return [*actions, Send(sender, self.held())]
+
+    def _on_want(self, sender: NodeId, message: Want, now: float) -> Iterable[Action]:
+        if self.ended.covers(message.request, message.attempt):
+            return self.offers.gone(sender, message)
+        return self.offers.want(sender, message, now)
+
+    def _on_bad(self, sender: NodeId, message: Bad, now: float) -> Iterable[Action]:
+        # Bytes that were read wrong once must not be offered to anybody again under this name.
+        for block_hash in message.hashes:
+            self.pool.forget(block_hash)
+        return []
+
+    # ---- the step --------------------------------------------------------------------------------
+
+    def _admit(self, now: float) -> None:
+        """Reserve for queued prompts in order; a head that does not fit is passed a bounded number of times."""
+        blocked: list[Prompt] = []
+        for prompt in list(self._queue):
+            if self.pool.num_leased > self.pool.num_blocks // 2:
+                return
+            if self._reserve(prompt, now):
+                for earlier in blocked:
+                    earlier.passes += 1
+            else:
+                blocked.append(prompt)
+            if any(earlier.passes >= MAX_PASSES for earlier in blocked):
+                return
+
+    def _reserve(self, prompt: Prompt, now: float) -> bool:
+        sequence = prompt.sequence
+        hits = self.pool.match(sequence.hashes)
+        missing = sequence.num_blocks - len(hits)
+        if not self.pool.can_reserve(missing, hits):
+            return False
+        sequence.claim(self.pool, hits, missing)
+        self._queue.remove(prompt)
+        self._running.append(prompt)
+        prompt.phase, prompt.started_at = Phase.RUNNING, now
+        return True
+
+    def _start_step(self, now: float) -> list[Action]:
+        if self._step is not None:
+            return []
+        actions = self._announce_hits()
+        waited = {p.sequence.key: now - p.accepted_at for p in self._running}
+        ready = [p.sequence for p in self._running if not p.cancelled]
+        ordered = planner.order(ready, self._policy, lambda s: waited[s.key])
+        rows, seals = [], []
+        for sequence, num_tokens in planner.chunks(ordered, self._max_step_tokens):
+            sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
+            rows.append(sequence.row(num_tokens))
+            seals += sequence.seals(num_tokens)
+            sequence.busy += 1
+        if not rows:
+            return actions
+        self._num_steps += 1
+        self._step = StepPlan(self._num_steps, tuple(rows), tuple(seals))
+        return [*actions, RunStep(self._step)]
+
+    def _announce_hits(self) -> list[Action]:
+        """Blocks found in the prefix cache are announced as soon as their prompt has its reservation."""
+        actions: list[Action] = []
+        for prompt in self._running:
+            sequence = prompt.sequence
+            offer = self.offers.find(sequence.request, sequence.attempt)
+            num_found = sequence.num_found // self._block_size
+            if offer is None or not num_found or sequence.hashes[0] in offer.sealed:
+                continue
+            entries = [self._entry(sequence.block_ids[i], sequence.hashes[i]) for i in range(num_found)]
+            actions += self.offers.seal(sequence.request, sequence.attempt, entries)
+        return actions
+
+    def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
+        plan, result = self._step, event.result
+        assert plan is not None and plan.step == result.step, "a result of a step that is not running"
+        self._step = None
+        sealed = {seal.block_id: seal.block_hash for seal in plan.seals}
+        actions: list[Action] = []
+        for row in plan.rows:
+            prompt = self._by_key[row.key]
+            sequence = prompt.sequence
+            sequence.busy -= 1
+            if prompt.cancelled:
+                self._free(prompt)
+                continue
+            sequence.num_computed += len(row.token_ids)
+            sequence.commit_full(self.pool, result.checksums)
+            own = [b for b in sequence.block_ids if b in sealed]
+            for block_id in own:
+                self.pool.note_checksum(block_id, result.checksums[block_id])
+            entries = [self._entry(block_id, sealed[block_id]) for block_id in own]
+            actions += self.offers.seal(sequence.request, sequence.attempt, entries)
+            if row.sample is not None:
+                actions += self._finish(prompt, result.tokens[row.key], now)
+        return actions
+
+    def _finish(self, prompt: Prompt, token: int, now: float) -> list[Action]:
+        """The prompt is computed and its next token drawn: tell the router at once, park the blocks."""
+        sequence = prompt.sequence
+        reason = sequence.params.finish_reason(sequence.num_outputs + 1, token)
+        first = FirstToken(
+            sequence.request,
+            sequence.attempt,
+            first_index=sequence.num_outputs,
+            token=token,
+            finish=Finish(reason) if reason else None,
+            num_cached_tokens=min(sequence.num_found, sequence.num_tokens - 1),
+            queue_s=prompt.started_at - prompt.accepted_at,
+            prefill_s=now - prompt.started_at,
+        )
+        prompt.first_token = first
+        self._running.remove(prompt)
+        prompt.phase = Phase.PARKED
+        self.pool.pin(sequence.block_ids)
+        prompt.leased = list(sequence.block_ids)
+        sequence.give_back(self.pool)
+        actions: list[Action] = [Send(self._router, first)]
+        if reason is not None:
+            return actions + self._end(prompt, now)
+        end = End(sequence.request, sequence.attempt, sequence.num_tokens, sequence.num_outputs, token)
+        return actions + list(self.offers.finish(sequence.request, sequence.attempt, end))
+
+    # ---- time ------------------------------------------------------------------------------------
+
+    def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:
+        if event.late:
+            self.offers.grant_beat(now, 2 * BEAT_S)
+        self.ended.sweep(now)
+        actions: list[Action] = []
+        for request, _ in self.offers.expired(now):
+            actions += self._end(self._prompts[request], now)
+        return actions
+
+    # ---- ends ------------------------------------------------------------------------------------
+
+    def _end(self, prompt: Prompt, now: float) -> list[Action]:
+        """However a request ends here. Blocks named in a step in flight are freed when it ends."""
+        sequence = prompt.sequence
+        actions = self.offers.close(sequence.request, sequence.attempt)
+        self.ended.add(sequence.request, sequence.attempt, now)
+        del self._prompts[sequence.request]
+        prompt.cancelled = True
+        if sequence.busy == 0:
+            self._free(prompt)
+        return list(actions)
+
+    def _free(self, prompt: Prompt) -> None:
+        sequence = prompt.sequence
+        if prompt.phase is Phase.QUEUED:
+            self._queue.remove(prompt)
+        elif prompt.phase is Phase.RUNNING:
+            self._running.remove(prompt)
+            sequence.give_back(self.pool)
+        else:
+            self.pool.unpin(prompt.leased)
+        del self._by_key[sequence.key]
+
+    # ---- state for others ------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        return self._step is None and not self._queue and not self._running
+
+    def held(self) -> Held:
+        """The answer to Live."""
+        stages = {Phase.QUEUED: Stage.PREFILL, Phase.RUNNING: Stage.PREFILL, Phase.PARKED: Stage.HANDOFF}
+        entries = tuple(
+            HeldEntry(p.sequence.request, p.sequence.attempt, stages[p.phase], p.sequence.num_outputs)
+            for p in self._prompts.values()
+        )
+        return Held(entries, self.gauges(), ())
+
+    def gauges(self) -> Gauges:
+        return Gauges(
+            num_free=self.pool.num_free,
+            num_cached=self.pool.num_cached,
+            num_held=self.pool.num_held,
+            num_leased=self.pool.num_leased,
+            num_reserved=self.pool.num_reserved,
+            num_running=len(self._running),
+            num_waiting=len(self._queue),
+            num_leases=len(self.offers),
+            num_parked=self.pool.num_leased,
+            num_queued_tokens=sum(p.sequence.num_missing for p in self._queue + self._running),
+        )
+
+    def check(self) -> None:
+        """Invariants over pool, sequences and leases; raises AssertionError."""
+        self.pool.check(p.sequence.block_ids for p in self._by_key.values())
+        reserved = sum(p.sequence.num_reserved for p in self._by_key.values())
+        assert reserved == self.pool.num_reserved, f"{self.pool.num_reserved} reserved, sequences have {reserved}"
+        assert len(self.offers) == len(self._prompts), "a request without a lease, or a lease without a request"
+
+    # ---- helpers ---------------------------------------------------------------------------------
+
+    def _sequence(self, message: Prefill) -> Sequence:
+        prompt = unpack_token_ids(message.prompt)
+        tokens = prompt + unpack_token_ids(message.outputs[0])
+        num_full = len(tokens) // self._block_size
+        self._next_key += 1
+        return Sequence(
+            self._next_key,
+            message.request,
+            message.attempt,
+            tokens,
+            len(prompt),
+            message.sampling,
+            list(message.hashes[:num_full]),
+            self._block_size,
+            tail_hash=message.hashes[num_full] if num_full < len(message.hashes) else None,
+            priority=message.priority,
+        )
+
+    def _entry(self, block_id: BlockId, block_hash: BlockHash) -> HaveEntry:
+        checksum = self.pool.checksum(block_id)
+        assert checksum is not None, f"block {block_id} is announced without a checksum"
+        return HaveEntry(block_hash, block_id, self.pool.generation(block_id), checksum)

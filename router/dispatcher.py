@@ -1,0 +1,431 @@
+"""Which node serves what, and what every request has received: a pure machine without sockets or clocks.
+
+    queue ── dispatch ──► PREFILL ── FirstToken ──► HANDOFF ── Ready, Tokens ──► DECODE ── finish ──► done
+      ▲                      │                         │                            │
+      └── attempt + 1 ◄──────┴── node lost, Failed, missing in two beats ◄──────────┘
+
+Owns the queue, the records and what is known of every node. A prefill node is given at most
+max_prompts_per_node prompts; Prefill and Decode go out at the same moment. A token is taken once per
+index, in order, whoever sends it. Called by RouterService.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pdserve.cluster.events import Received, Tick
+from pdserve.cluster.messages import (
+    Cancel,
+    Capacity,
+    Decode,
+    Failed,
+    FirstToken,
+    Gauges,
+    Held,
+    Live,
+    LiveEntry,
+    Peer,
+    Peers,
+    Prefill,
+    Ready,
+    Resume,
+    Role,
+    Send,
+    Stage,
+    Tokens,
+)
+from pdserve.core.block_hash import BlockHasher
+from pdserve.core.ids import Epoch, NodeId, RequestId
+from pdserve.router.record import Plan, Record
+
+MISSED_BEATS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """Nobody reads this request any more, or its text is complete."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    node: NodeId
+    role: Role
+    epoch: Epoch
+    capacity: Capacity
+    address: str
+    hasher: BlockHasher
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Action: new tokens for the client; with `finish` they are the last."""
+
+    request: RequestId
+    token_ids: tuple[int, ...]
+    finish: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Action: the request cannot be served; `reason` names the stage that failed."""
+
+    request: RequestId
+    reason: str
+
+
+Event = Submit | ClientGone | NodeJoined | NodeLost | Received | Tick
+Action = Send | Deliver | GiveUp
+
+
+@dataclass(slots=True)
+class Node:
+    """What is known of one node; `prompts` and `streams` are the requests it was given."""
+
+    node: NodeId
+    role: Role
+    peer: Peer
+    capacity: Capacity
+    links: frozenset[NodeId] = frozenset()
+    gauges: Gauges | None = None
+    prompts: dict[RequestId, int] = field(default_factory=dict)
+    streams: set[RequestId] = field(default_factory=set)
+
+    def fits(self, num_tokens: int) -> bool:
+        return num_tokens <= self.capacity.num_blocks * self.capacity.block_size
+
+
+class Dispatcher:
+    """max_attempts: tries of a request before it is given up; max_prompts_per_node: see above."""
+
+    def __init__(self, max_attempts: int = 3, max_prompts_per_node: int = 8):
+        self.nodes: dict[NodeId, Node] = {}
+        self.num_stale = 0
+        self._max_attempts = max_attempts
+        self._max_prompts = max_prompts_per_node
+        self._hasher: BlockHasher | None = None
+        self._records: dict[RequestId, Record] = {}
+        self._queue: deque[Record] = deque()
+        self._on_event: dict[type, Callable[..., Iterable[Action]]] = {
+            Submit: self._on_submit,
+            ClientGone: self._on_client_gone,
+            NodeJoined: self._on_joined,
+            NodeLost: self._on_lost,
+            Received: self._on_received,
+            Tick: self._on_tick,
+        }
+        self._on_message: dict[type, Callable[..., Iterable[Action]]] = {
+            FirstToken: self._on_first_token,
+            Tokens: self._on_tokens,
+            Ready: self._on_ready,
+            Failed: self._on_failed,
+            Held: self._on_held,
+        }
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Feed one event; returns what is to be done, in order."""
+        actions = list(self._on_event[type(event)](event, now))
+        return actions + self._dispatch(now)
+
+    # ---- queries ---------------------------------------------------------------------------------
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_records(self) -> int:
+        return len(self._records)
+
+    def find(self, request: RequestId) -> Record | None:
+        return self._records.get(request)
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether a new request would be served now, and why not in one line."""
+        decoders = [node for node in self.nodes.values() if node.role in (Role.DECODE, Role.BOTH)]
+        if any(node.role is Role.BOTH for node in decoders):
+            return True, "ready"
+        prefills = [node for node in self.nodes.values() if node.role is Role.PREFILL]
+        if not prefills:
+            return False, "no prefill node has joined"
+        if not decoders:
+            return False, "no decode node has joined"
+        if not any(p.node in d.links for p in prefills for d in decoders):
+            return False, "no decode node is linked to a prefill node yet"
+        return True, "ready"
+
+    def largest(self) -> tuple[int, int]:
+        """Most tokens that a prefill node's and a decode node's whole pool can hold."""
+
+        def most(roles: tuple[Role, ...]) -> int:
+            sizes = [n.capacity.num_blocks * n.capacity.block_size for n in self.nodes.values() if n.role in roles]
+            return max(sizes, default=0)
+
+        return most((Role.PREFILL, Role.BOTH)), most((Role.DECODE, Role.BOTH))
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def _on_submit(self, event: Submit, now: float) -> Iterable[Action]:
+        self._records[event.record.request] = event.record
+        self._queue.append(event.record)
+        return []
+
+    def _on_client_gone(self, event: ClientGone, now: float) -> Iterable[Action]:
+        record = self._records.get(event.request)
+        if record is None:
+            return []
+        return self._close(record)
+
+    def _dispatch(self, now: float) -> list[Action]:
+        """Give queued requests to nodes, in order; the first that has no place keeps its turn."""
+        actions: list[Action] = []
+        while self._queue:
+            record = self._queue[0]
+            sends = self._place(record, now)
+            if sends is None:
+                break
+            self._queue.popleft()
+            actions += sends
+        return actions
+
+    def _place(self, record: Record, now: float) -> list[Action] | None:
+        """The messages that start `record` on the best nodes with room for it, or None."""
+        assert self._hasher is not None or not self.nodes
+        pair = self._pick(record)
+        if pair is None or self._hasher is None:
+            return None
+        prefill, decode = pair
+        record.attempt += 1
+        record.stage, record.missed = Stage.PREFILL, {}
+        record.prefill_node = prefill.node if prefill else None
+        record.decode_node = decode.node if decode else None
+        record.plan = Plan.LOCAL if prefill is None else Plan.SPLIT if decode else Plan.PREFILL_ONLY
+        if record.times.dispatched is None:
+            record.times.dispatched = now
+        prompt, outputs = record.packed()
+        hashes = record.hashes(self._hasher)
+        (prefill or decode).prompts[record.request] = record.num_tokens  # type: ignore[union-attr]
+        common = (record.request, record.attempt, prompt, outputs, hashes, record.params)
+        actions: list[Action] = []
+        if prefill is not None:
+            actions.append(Send(prefill.node, Prefill(*common, priority=record.priority)))
+        if decode is not None:
+            decode.streams.add(record.request)
+            source = prefill.peer if prefill else None
+            actions.append(Send(decode.node, Decode(*common, source=source, priority=record.priority)))
+        return actions
+
+    def _pick(self, record: Record) -> tuple[Node | None, Node | None] | None:
+        """The prefill node and decode node with the least to do that can hold the request."""
+        final_tokens = len(record.prompt) + record.params.max_tokens - 1
+        fitting = [n for n in self.nodes.values() if n.fits(record.num_tokens)]
+        open_ = [n for n in fitting if len(n.prompts) < self._max_prompts]
+        prefills = [n for n in open_ if n.role is Role.PREFILL]
+        decoders = [n for n in fitting if n.role in (Role.DECODE, Role.BOTH) and n.fits(final_tokens)]
+        no_prefill_node = all(n.role is not Role.PREFILL for n in self.nodes.values())
+
+        def queued(node: Node) -> int:
+            return sum(node.prompts.values())
+
+        if record.num_left == 1 and prefills:
+            return min(prefills, key=queued), None
+        local = [n for n in decoders if n in open_ and (n.role is Role.BOTH or no_prefill_node)]
+        if local:
+            return None, min(local, key=lambda n: (queued(n) + len(n.streams), n.node))
+        pairs = [(p, d) for p in prefills for d in decoders if d.role is Role.DECODE and p.node in d.links]
+        if not pairs:
+            return None
+        return min(pairs, key=lambda pair: (queued(pair[0]), len(pair[1].streams)))
+
+    def _close(self, record: Record) -> list[Action]:
+        """Forget the request and free what nodes hold for it; they may have ended it by themselves."""
+        del self._records[record.request]
+        if record.stage is None:
+            self._queue.remove(record)
+            return []
+        return self._withdraw(record)
+
+    def _withdraw(self, record: Record) -> list[Action]:
+        actions: list[Action] = []
+        for name in record.nodes:
+            node = self.nodes.get(name)
+            if node is None:
+                continue
+            node.prompts.pop(record.request, None)
+            node.streams.discard(record.request)
+            actions.append(Send(name, Cancel(record.request, record.attempt)))
+        return actions
+
+    def _retry(self, record: Record, reason: str) -> list[Action]:
+        """This attempt is over: the next one starts from prompt + outputs, before everything queued."""
+        actions = self._withdraw(record)
+        record.failures.append(reason)
+        if record.attempt >= self._max_attempts:
+            del self._records[record.request]
+            return [*actions, GiveUp(record.request, f"{record.stage} failed in {record.attempt} attempts: {reason}")]
+        record.stage = None
+        self._queue.appendleft(record)
+        return actions
+
+    # ---- nodes -----------------------------------------------------------------------------------
+
+    def _on_joined(self, event: NodeJoined, now: float) -> Iterable[Action]:
+        actions: list[Action] = []
+        if event.node in self.nodes:
+            actions += self._on_lost(NodeLost(event.node, "another incarnation joined"), now)
+        peer = Peer(event.node, event.epoch, event.address)
+        self.nodes[event.node] = Node(event.node, event.role, peer, event.capacity)
+        self._hasher = event.hasher
+        return actions + self._announce_peers()
+
+    def _on_lost(self, event: NodeLost, now: float) -> Iterable[Action]:
+        if self.nodes.pop(event.node, None) is None:
+            return []
+        actions: list[Action] = []
+        for record in [r for r in self._records.values() if r.stage is not None]:
+            # From HANDOFF on the decode node finishes from the dead peer's map, or says that it cannot.
+            lost_prefill = record.prefill_node == event.node and record.stage is Stage.PREFILL
+            if lost_prefill or record.decode_node == event.node:
+                actions += self._retry(record, f"lost {event.node}: {event.reason}")
+        return actions + self._announce_peers()
+
+    def _announce_peers(self) -> list[Action]:
+        peers = Peers(tuple(n.peer for n in self.nodes.values() if n.role is Role.PREFILL))
+        return [Send(n.node, peers) for n in self.nodes.values() if n.role is Role.DECODE]
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def _on_received(self, event: Received, now: float) -> Iterable[Action]:
+        if event.sender not in self.nodes:
+            self.num_stale += 1
+            return []
+        handler = self._on_message.get(type(event.message))
+        return [] if handler is None else handler(event.sender, event.message, now)
+
+    def _current(self, request: RequestId, attempt: int) -> Record | None:
+        record = self._records.get(request)
+        if record is None or record.stage is None or record.attempt != attempt:
+            self.num_stale += 1
+            return None
+        return record
+
+    def _on_first_token(self, sender: NodeId, message: FirstToken, now: float) -> Iterable[Action]:
+        record = self._current(message.request, message.attempt)
+        if record is None or message.first_index > len(record.outputs):
+            return []
+        if record.stage is Stage.PREFILL:
+            record.stage = Stage.HANDOFF
+            self._prefilled(record)
+            record.num_cached_tokens = max(record.num_cached_tokens, message.num_cached_tokens)
+            record.prefill_queue_s, record.prefill_s = message.queue_s, message.prefill_s
+        return self._take(record, message.first_index, (message.token,), message.finish, now)
+
+    def _on_tokens(self, sender: NodeId, message: Tokens, now: float) -> Iterable[Action]:
+        actions: list[Action] = []
+        for run in message.runs:
+            record = self._current(run.request, run.attempt)
+            if record is None:
+                continue
+            if run.first_index > len(record.outputs):
+                actions.append(Send(sender, Resume(run.request, run.attempt, run.sample, len(record.outputs))))
+                continue
+            self._prefilled(record)
+            record.stage = Stage.DECODE
+            actions += self._take(record, run.first_index, run.token_ids, run.finish, now)
+        return actions
+
+    def _on_ready(self, sender: NodeId, message: Ready, now: float) -> Iterable[Action]:
+        record = self._current(message.request, message.attempt)
+        if record is None:
+            return []
+        self._prefilled(record)
+        record.stage = Stage.DECODE
+        record.times.ready = now
+        record.bytes_moved += message.num_bytes
+        record.num_cached_tokens = max(record.num_cached_tokens, message.num_cached_tokens)
+        record.reserve_s, record.copy_s = message.reserve_s, message.copy_s
+        return []
+
+    def _on_failed(self, sender: NodeId, message: Failed, now: float) -> Iterable[Action]:
+        record = self._current(message.request, message.attempt)
+        return [] if record is None else self._retry(record, f"{sender}: {message.reason}")
+
+    def _on_held(self, sender: NodeId, message: Held, now: float) -> Iterable[Action]:
+        node = self.nodes[sender]
+        node.gauges, node.links = message.gauges, frozenset(message.links)
+        held = {(entry.request, entry.attempt): entry for entry in message.entries}
+        actions: list[Action] = []
+        for request in dict.fromkeys([*node.prompts, *node.streams]):
+            record = self._records[request]
+            entry = held.get((request, record.attempt))
+            if entry is not None:
+                record.missed.pop(sender, None)
+                if entry.stage is Stage.DONE and entry.next_index > len(record.outputs):
+                    actions.append(Send(sender, Resume(request, record.attempt, 0, len(record.outputs))))
+                continue
+            # The first silence may be the answer to a Live older than the request; links keep order.
+            record.missed[sender] = record.missed.get(sender, 0) + 1
+            if record.missed[sender] >= MISSED_BEATS:
+                actions += self._retry(record, f"{sender} does not know the request")
+        return actions
+
+    def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:
+        """The beat: tell every node what it should hold; its answer is compared."""
+        actions: list[Action] = []
+        for node in self.nodes.values():
+            entries = []
+            for record in self._records.values():
+                if record.stage is None or node.node not in record.nodes:
+                    continue
+                if node.node == record.decode_node or record.stage is not Stage.DECODE:
+                    entries.append(LiveEntry(record.request, record.attempt, record.stage))
+            actions.append(Send(node.node, Live(tuple(entries))))
+        return actions
+
+    def _prefilled(self, record: Record) -> None:
+        """The prompt is computed: its place in the node's short line is free."""
+        for name in record.nodes:
+            if name in self.nodes:
+                self.nodes[name].prompts.pop(record.request, None)
+
+    def _take(
+        self, record: Record, first_index: int, token_ids: tuple[int, ...], finish: str | None, now: float
+    ) -> list[Action]:
+        """Put tokens into the ledger, each index once, and pass on what is new."""
+        new = token_ids[len(record.outputs) - first_index :]
+        times = record.times
+        if new:
+            before = len(record.outputs)
+            record.outputs += new
+            times.first_token = now if times.first_token is None else times.first_token
+            if before < 2 <= len(record.outputs):
+                times.second_token = now
+            times.last_token = now
+        record.finish = finish
+        if finish is None:
+            return [Deliver(record.request, new, None)] if new else []
+        return [Deliver(record.request, new, finish), *self._close(record)]
+
+    # ---- invariants ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError unless queue, records and nodes agree."""
+        queued = {record.request for record in self._queue}
+        for request, record in self._records.items():
+            assert (record.stage is None) == (request in queued), f"{record.label} is {record.stage} and queued"
+        for node in self.nodes.values():
+            for request in [*node.prompts, *node.streams]:
+                assert node.node in self._records[request].nodes, f"{node.node} was not given {request.hex()}"
+        assert len(queued) == len(self._queue)

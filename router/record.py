@@ -1,0 +1,126 @@
+"""The router's record of one request: its tokens so far, its attempt and plan, and when what happened.
+
+The outputs here are the ledger of tokens: what is in it was sent or will be, once, and never changes.
+Owned by the dispatcher.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from pdserve.cluster.messages import Stage
+from pdserve.core.block_hash import BlockHasher, pack_token_ids
+from pdserve.core.ids import BlockHash, NodeId, RequestId
+from pdserve.core.sampling import SamplingParams
+
+
+class Plan(StrEnum):
+    """How a request is served: split over two nodes, computed where it decodes, or ended by its first token."""
+
+    SPLIT = "split"
+    LOCAL = "local"
+    PREFILL_ONLY = "prefill-only"
+
+
+@dataclass(slots=True)
+class Times:
+    """Monotonic seconds on the router; None until it happened."""
+
+    arrived: float
+    dispatched: float | None = None
+    first_token: float | None = None
+    ready: float | None = None
+    second_token: float | None = None
+    last_token: float | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    """stage None: in the router's queue. missed: beats in which a node that should hold it did not name it."""
+
+    request: RequestId
+    label: str
+    prompt: list[int]
+    params: SamplingParams
+    times: Times
+    priority: int = 0
+    outputs: list[int] = field(default_factory=list)
+    stage: Stage | None = None
+    attempt: int = 0
+    plan: Plan | None = None
+    prefill_node: NodeId | None = None
+    decode_node: NodeId | None = None
+    missed: dict[NodeId, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    finish: str | None = None
+    num_cached_tokens: int = 0
+    prefill_queue_s: float = 0.0
+    prefill_s: float = 0.0
+    reserve_s: float = 0.0
+    copy_s: float = 0.0
+    bytes_moved: int = 0
+    _hashes: list[BlockHash] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.outputs)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be drawn."""
+        return self.params.max_tokens - len(self.outputs)
+
+    @property
+    def nodes(self) -> list[NodeId]:
+        return [node for node in (self.prefill_node, self.decode_node) if node is not None]
+
+    def packed(self) -> tuple[bytes, tuple[bytes, ...]]:
+        """Prompt and outputs as they travel."""
+        return pack_token_ids(self.prompt), (pack_token_ids(self.outputs),)
+
+    def hashes(self, hasher: BlockHasher) -> tuple[BlockHash, ...]:
+        """Names of all blocks of prompt + outputs; a prompt is hashed once."""
+        if not self.outputs:
+            if not self._hashes:
+                self._hashes = hasher.hashes(self.prompt)
+            return tuple(self._hashes)
+        return tuple(hasher.hashes(self.prompt + self.outputs))
+
+    def ledger(self) -> dict[str, Any]:
+        """The `metrics` object of the final usage event: seconds, bytes and nodes; None where it never happened."""
+        times = self.times
+
+        def since(start: float | None, end: float | None) -> float | None:
+            return None if start is None or end is None else round(end - start, 6)
+
+        return {
+            "plan": self.plan,
+            "nodes": {"prefill": self.prefill_node, "decode": self.decode_node},
+            "attempts": self.attempt,
+            "queue_s": since(times.arrived, times.dispatched),
+            "prefill_queue_s": round(self.prefill_queue_s, 6),
+            "prefill_s": round(self.prefill_s, 6),
+            "exposed_transfer_s": self.exposed_transfer_s,
+            "wait_for_blocks_s": round(self.reserve_s, 6),
+            "copy_s": round(self.copy_s, 6),
+            "ttft_s": since(times.arrived, times.first_token),
+            "time_to_second_token_s": since(times.arrived, times.second_token),
+            "tpot_s": self.tpot_s,
+            "bytes_moved": self.bytes_moved,
+            "cached_tokens": self.num_cached_tokens,
+        }
+
+    @property
+    def exposed_transfer_s(self) -> float | None:
+        """From the first token's arrival here to the decode node's word that every block is verified."""
+        if self.plan is not Plan.SPLIT or self.times.ready is None or self.times.first_token is None:
+            return None
+        return round(max(0.0, self.times.ready - self.times.first_token), 6)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first."""
+        times = self.times
+        if times.first_token is None or times.last_token is None or len(self.outputs) < 2:
+            return None
+        return round((times.last_token - times.first_token) / (len(self.outputs) - 1), 6)
