@@ -1,0 +1,170 @@
+"""The configuration of each process: one frozen dataclass, read once at start, handed on by part.
+
+    RouterConfig    pdserve router
+    PrefillConfig   pdserve prefill
+    DecodeConfig    pdserve decode; role "both" makes it a colocated node
+    UpConfig        pdserve up, which starts the others
+
+Nothing here changes after the start; what follows from it lives with its owner.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.cluster import readers
+from pdserve.cluster.settings import Config, Loaded, load, setting, settings_of
+from pdserve.core.errors import ConfigError
+
+MIB = 1 << 20
+ROUTER_ADDRESS = "tcp://127.0.0.1:5757"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MODEL = "folder of a Hugging Face model (default: the demo model)"
+MAX_MODEL_LEN = "longest prompt + output in tokens (default: the model's)"
+
+
+@dataclass(frozen=True, slots=True)
+class RouterServing:
+    model: Path | None = setting(None, readers.folder(), MODEL)
+    served_model_name: str | None = setting(
+        None, readers.label(), "model name that clients send (default: the folder's)"
+    )
+    max_model_len: int | None = setting(None, readers.integer(8, 1 << 24), MAX_MODEL_LEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    host: str = setting("127.0.0.1", readers.bind_host(), "where HTTP clients connect")
+    port: int = setting(8000, readers.integer(0, 65535), "its port, 0 for a free one")
+    max_body_bytes: int = setting(8 * MIB, readers.size(1024, 1 << 30), "largest request body")
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The control plane. The router tells nodes its times when they say hello."""
+
+    control: str = setting(ROUTER_ADDRESS, readers.bind_address(lowest_port=1), "where nodes connect")
+    heartbeat_s: float = setting(0.5, readers.seconds(0.01, 60), "time between two beats to each node")
+    lease_s: float = setting(5.0, readers.seconds(0.1, 600), "how long blocks are kept without a beat")
+    node_lost_s: float = setting(3.0, readers.seconds(0.1, 600), "silence until a node counts as lost")
+
+    def __post_init__(self) -> None:
+        for knob, value in (("lease_s", self.lease_s), ("node_lost_s", self.node_lost_s)):
+            if value < 2 * self.heartbeat_s:
+                raise ConfigError(f"{knob} {value:g} is below two beats of heartbeat_s {self.heartbeat_s:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    max_queued_requests: int = setting(1024, readers.integer(1, 1 << 20), "requests waiting, beyond it 429")
+    recovery_attempts: int = setting(3, readers.integer(1, 100), "attempts a request gets when nodes die")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeServing:
+    model: Path | None = setting(None, readers.folder(), MODEL)
+    dtype: str = setting("auto", readers.choice(*DTYPES, metavar="TYPE"), f"of weights and KV: {', '.join(DTYPES)}")
+    device: str = setting("cpu", readers.choice("cpu", "cuda"), "what the model runs on")
+    max_model_len: int | None = setting(None, readers.integer(8, 1 << 24), MAX_MODEL_LEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    router: str = setting(ROUTER_ADDRESS, readers.dial_address(), "control address of the router")
+    listen: str = setting("tcp://127.0.0.1:0", readers.bind_address(lowest_port=0), "where other nodes connect")
+    advertise: str | None = setting(None, readers.dial_address(), "address told to other nodes (default: --listen)")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    kv_memory: int | None = setting(
+        None, readers.size(MIB), "memory for KV blocks (default: 10 % of what is free, at most 1GiB)"
+    )
+    block_size: int = setting(32, readers.integer(8, 256), "tokens in a KV block, a multiple of 8")
+
+    def __post_init__(self) -> None:
+        if self.block_size % 8:
+            raise ConfigError(f"block_size {self.block_size} is not a multiple of 8")
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    num_threads: int | None = setting(None, readers.integer(1, 1024), "torch threads (default: one a core)")
+    cores: tuple[int, ...] | None = setting(None, readers.core_list(), "cores to run on, like 0,2-3 (default: all)")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    max_step_tokens: int = setting(256, readers.integer(1, 1 << 16), "most tokens in one step: the chunk budget")
+    max_running: int = setting(64, readers.integer(1, 4096), "most sequences that run at once")
+    prefill_policy: str = setting("fcfs", readers.choice("fcfs", "shortest"), "which prompt goes first")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    serving: RouterServing = RouterServing()
+    http: Http = Http()
+    control: Control = Control()
+    admission: Admission = Admission()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    name: str = setting("P0", readers.name(), "this node's name, unique")
+    serving: NodeServing = NodeServing()
+    network: Network = Network()
+    memory: Memory = Memory()
+    compute: Compute = Compute()
+    steps: Steps = Steps()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    name: str = setting("D0", readers.name(), "this node's name, unique")
+    role: str = setting("decode", readers.choice("decode", "both"), "both: it also prefills")
+    serving: NodeServing = NodeServing()
+    network: Network = Network()
+    memory: Memory = Memory()
+    compute: Compute = Compute()
+    steps: Steps = Steps()
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """How many nodes `pdserve up` starts. In mode "both" every node is a decode node that prefills too."""
+
+    prefill: int | None = setting(None, readers.integer(1, 64), "prefill nodes (default: 1)")
+    decode: int = setting(1, readers.integer(1, 64), "decode nodes; nodes in mode both")
+    role_mode: str = setting("split", readers.choice("split", "both"), "one role a node, or both in each")
+
+    def __post_init__(self) -> None:
+        if self.role_mode == "both" and self.prefill is not None:
+            raise ConfigError(f"--prefill {self.prefill} makes no sense with --role-mode both: use --decode N")
+
+    @property
+    def num_prefill(self) -> int:
+        """Prefill nodes to start."""
+        return 0 if self.role_mode == "both" else (self.prefill or 1)
+
+
+CONFIGS: dict[str, type] = {
+    "router": RouterConfig,
+    "prefill": PrefillConfig,
+    "decode": DecodeConfig,
+    "up": UpConfig,
+}
+VARIABLES = frozenset(item.variable for config_class in CONFIGS.values() for item in settings_of(config_class))
+
+
+def load_config(
+    config_class: type[Config],
+    flags: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Loaded[Config]:
+    """Read the config of one process; variables of the other processes are known and passed over.
+
+    Raises ConfigError naming the source of the bad value.
+    """
+    return load(config_class, flags=flags or {}, environ=environ, file=file, known_variables=VARIABLES)
