@@ -1,0 +1,279 @@
+"""What a client may ask for: the body of a completion or chat request, checked and resolved.
+
+    body -> parse_completion / parse_chat -> Call -> Call.params(prompt length) -> SamplingParams
+
+Pure: no I/O, no tokenizer. Where the client is silent, the checkpoint's generation_config.json decides,
+then OpenAI's own defaults. Fields this server does not support are refused by name unless their value
+asks for nothing. Called by app.
+"""
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pdserve.core.model_config import GenerationDefaults
+from pdserve.core.sampling import SamplingParams
+from pdserve.router.api_error import ApiError, invalid, shown
+from pdserve.router.fields import Fields
+from pdserve.router.generation import ModelCard
+from pdserve.router.messages import Conversation, parse_conversation
+
+T = TypeVar("T")
+
+Prompt = str | list[int] | Conversation
+
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_IDS = 64
+MAX_INT32 = (1 << 31) - 1
+MAX_INT64 = (1 << 63) - 1
+UINT64_MASK = (1 << 64) - 1
+
+# Below this, a division by the temperature says nothing that the greatest logit does not.
+GREEDY_TEMPERATURE = 1e-5
+
+LATER_FIELDS: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "logit_bias": ({},),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "use_beam_search": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": ([],),
+    "guided_grammar": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "prompt_embeds": (),
+    "documents": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "priority": (0,),
+    "cache_salt": (),
+    "kv_transfer_params": (),
+    "logits_processors": ([],),
+}
+
+HARMLESS_FIELDS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, checked.
+
+    max_tokens        None when the client left it open
+    sampling          complete but for max_tokens, which needs the length of the prompt
+    keep_stop         whether the stop string (or token) that ended the answer is part of it
+    """
+
+    prompt: Prompt
+    stream: bool
+    include_usage: bool
+    max_tokens: int | None
+    sampling: SamplingParams
+    stop_strings: tuple[str, ...]
+    keep_stop: bool
+
+    @property
+    def is_chat(self) -> bool:
+        return isinstance(self.prompt, Conversation)
+
+    @property
+    def prompt_field(self) -> str:
+        return "messages" if self.is_chat else "prompt"
+
+    def params(self, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
+        """Sampling parameters for a prompt of this length; raises ApiError when the context is too short."""
+        room = max_model_len - num_prompt_tokens
+        if room < 1:
+            raise prompt_too_long(f"{num_prompt_tokens} tokens", max_model_len, self.prompt_field)
+        if self.max_tokens is not None and self.max_tokens > room:
+            message = (
+                f"the prompt has {num_prompt_tokens} tokens and max_tokens is {self.max_tokens}, "
+                f"{num_prompt_tokens + self.max_tokens} together; this model's context is {max_model_len} tokens"
+            )
+            raise ApiError(400, "context_length_exceeded", message, self.prompt_field)
+        max_tokens = self.max_tokens
+        if max_tokens is None:
+            max_tokens = room if self.is_chat else min(room, DEFAULT_COMPLETION_TOKENS)
+        if self.sampling.min_tokens > max_tokens:
+            raise invalid("min_tokens", f"{self.sampling.min_tokens} is more than max_tokens ({max_tokens})")
+        return replace(self.sampling, max_tokens=max_tokens)
+
+
+def prompt_too_long(length: str, max_model_len: int, field: str) -> ApiError:
+    message = (
+        f"the prompt has {length}; this model's context is {max_model_len} tokens "
+        "and at least one must be left for the answer"
+    )
+    return ApiError(400, "context_length_exceeded", message, field)
+
+
+def parse_completion(body: dict[str, Any], card: ModelCard, defaults: GenerationDefaults) -> Call:
+    """A body of POST /v1/completions; raises ApiError."""
+    fields = Fields(body)
+    _check_model(fields, card)
+    prompt = _parse_prompt(fields.value("prompt"), card)
+    max_tokens = fields.integer("max_tokens", 1, MAX_INT32)
+    return _parse_call(fields, prompt, max_tokens, card, defaults)
+
+
+def parse_chat(body: dict[str, Any], card: ModelCard, defaults: GenerationDefaults) -> Call:
+    """A body of POST /v1/chat/completions; raises ApiError."""
+    fields = Fields(body)
+    _check_model(fields, card)
+    conversation = parse_conversation(fields.value("messages"))
+    max_tokens = fields.integer("max_tokens", 1, MAX_INT32)
+    alias = fields.integer("max_completion_tokens", 1, MAX_INT32)
+    if max_tokens is not None and alias is not None and max_tokens != alias:
+        raise invalid("max_completion_tokens", f"{alias} contradicts max_tokens ({max_tokens})")
+    return _parse_call(fields, conversation, alias if max_tokens is None else max_tokens, card, defaults)
+
+
+def _parse_call(
+    fields: Fields, prompt: Prompt, max_tokens: int | None, card: ModelCard, defaults: GenerationDefaults
+) -> Call:
+    stream = fields.flag("stream")
+    call = Call(
+        prompt=prompt,
+        stream=stream,
+        include_usage=_parse_include_usage(fields, stream),
+        max_tokens=max_tokens,
+        sampling=_parse_sampling(fields, card, defaults),
+        stop_strings=_parse_stop_strings(fields),
+        keep_stop=fields.flag("include_stop_str_in_output"),
+    )
+    fields.refuse_rest(LATER_FIELDS, HARMLESS_FIELDS)
+    return call
+
+
+def _check_model(fields: Fields, card: ModelCard) -> None:
+    name = fields.text("model")
+    if name is not None and name != card.name:
+        message = f"model: {shown(name)} is not served here; {shown(card.name)} is"
+        raise ApiError(404, "model_not_found", message, "model")
+
+
+def _parse_prompt(value: Any, card: ModelCard) -> str | list[int]:
+    if isinstance(value, list) and any(isinstance(item, str | list) for item in value[:2]):
+        if len(value) > 1:
+            raise invalid("prompt", f"a batch of {len(value)} prompts is not supported; send one request for each")
+        value = value[0]
+    if not isinstance(value, str | list):
+        raise invalid("prompt", f"a string or a list of token ids is needed, not {shown(value)}", "invalid_type")
+    if not value:
+        raise invalid("prompt", "it must not be empty")
+    if isinstance(value, list):
+        if len(value) >= card.max_model_len:
+            raise prompt_too_long(f"{len(value)} tokens", card.max_model_len, "prompt")
+        _check_token_ids(value, "prompt", card)
+    return value
+
+
+def _check_token_ids(value: list[Any], field: str, card: ModelCard) -> None:
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < card.vocab_size:
+        return
+    for index, token_id in enumerate(value):
+        if type(token_id) is not int or not 0 <= token_id < card.vocab_size:
+            needed = f"a token id from 0 to {card.vocab_size - 1} is needed"
+            raise invalid(f"{field}[{index}]", f"{needed}, not {shown(token_id)}")
+
+
+def _parse_sampling(fields: Fields, card: ModelCard, defaults: GenerationDefaults) -> SamplingParams:
+    temperature = _or(fields.number("temperature", 0.0, 2.0), defaults.temperature)
+    top_p = _or(fields.number("top_p", 0.0, 1.0), defaults.top_p)
+    if fields.value("top_p") == 0:
+        raise fields.error("top_p", "a number above 0")
+    top_k = _or(fields.integer("top_k", -1, MAX_INT32), defaults.top_k)
+    seed = fields.integer("seed", -MAX_INT64 - 1, MAX_INT64)
+    return SamplingParams(
+        min_tokens=_or(fields.integer("min_tokens", 0, MAX_INT32), 0),
+        temperature=0.0 if temperature < GREEDY_TEMPERATURE else temperature,
+        top_k=0 if top_k >= card.vocab_size else max(top_k, 0),
+        top_p=top_p,
+        seed=secrets.randbits(64) if seed is None else seed & UINT64_MASK,
+        stop_ids=_parse_stop_ids(fields, card, defaults),
+    )
+
+
+def _parse_stop_ids(fields: Fields, card: ModelCard, defaults: GenerationDefaults) -> tuple[int, ...]:
+    eos_ids = () if fields.flag("ignore_eos") else defaults.eos_ids
+    own_ids = fields.value("stop_token_ids")
+    if own_ids is None:
+        return eos_ids
+    if not isinstance(own_ids, list) or len(own_ids) > MAX_STOP_IDS:
+        raise fields.error("stop_token_ids", f"a list of at most {MAX_STOP_IDS} token ids")
+    _check_token_ids(own_ids, "stop_token_ids", card)
+    return tuple(dict.fromkeys((*eos_ids, *own_ids)))
+
+
+def _parse_stop_strings(fields: Fields) -> tuple[str, ...]:
+    value = fields.value("stop")
+    if value is None:
+        return ()
+    strings = [value] if isinstance(value, str) else value
+    needed = f"a string or a list of at most {MAX_STOP_STRINGS} strings"
+    if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings[: MAX_STOP_STRINGS + 1]):
+        raise fields.error("stop", needed, "invalid_type")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise fields.error("stop", needed)
+    for string in strings:
+        if not 1 <= len(string) <= MAX_STOP_CHARACTERS:
+            raise invalid("stop", f"a string of {len(string)} characters; 1 to {MAX_STOP_CHARACTERS} are allowed")
+    return tuple(dict.fromkeys(strings))
+
+
+def _parse_include_usage(fields: Fields, stream: bool) -> bool:
+    options = fields.object("stream_options")
+    if options is None:
+        return False
+    if not stream:
+        raise invalid("stream_options", "it is only allowed when stream is true")
+    include_usage = options.flag("include_usage")
+    options.refuse_rest({"continuous_usage_stats": (False,)}, ("include_obfuscation",))
+    return include_usage
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value

@@ -1,0 +1,304 @@
+"""The front door: OpenAI's HTTP surface over a GenerationService.
+
+    read body -> Call -> token ids (worker thread) -> service.submit -> Answer -> Reply -> client
+
+Every error leaves as OpenAI's JSON object, every response carries X-Request-Id. A client that goes away
+cancels its handler, and a handler that ends for any reason cancels its generation. The process entry
+builds the application with `create_app` and runs it with `make_runner`, which sets what that rests on.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from pdserve.core.model_config import GenerationDefaults
+from pdserve.router.answer import Answer, Piece
+from pdserve.router.api import Call, parse_chat, parse_completion, prompt_too_long
+from pdserve.router.api_error import ApiError, error_body, generation_error_body, invalid
+from pdserve.router.body import read_object
+from pdserve.router.generation import (
+    GenerationError,
+    GenerationRequest,
+    GenerationService,
+    GenerationStream,
+    ModelCard,
+    Progress,
+)
+from pdserve.router.messages import Conversation
+from pdserve.router.reply import Reply, encode_json, event
+from pdserve.router.stop import StopMatcher
+from pdserve.router.tokenizer import TextModel
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+REQUEST_ID = "request_id"
+MAX_REQUEST_ID = 128
+MAX_LINE_BYTES = 8190
+NUM_TOKENIZER_THREADS = 2
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+EVENT_STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FrontDoorLimits:
+    """What one request may cost before it is understood.
+
+    max_body_bytes  of the JSON body (413 beyond)
+    body_timeout_s  for the whole body to arrive (408 beyond)
+    """
+
+    max_body_bytes: int = 4 << 20
+    body_timeout_s: float = 30.0
+
+
+def create_app(
+    card: ModelCard,
+    service: GenerationService,
+    text: TextModel,
+    defaults: GenerationDefaults,
+    limits: FrontDoorLimits | None = None,
+) -> web.Application:
+    """The routes of one served model; run it with `make_runner`."""
+    door = FrontDoor(card, service, text, defaults, limits or FrontDoorLimits())
+    app = web.Application(middlewares=[_errors_as_json])
+    app.add_routes(
+        [
+            web.post("/v1/completions", door.completions),
+            web.post("/v1/chat/completions", door.chat_completions),
+            web.get("/v1/models", door.models),
+            web.get("/health", door.health),
+            web.get("/ready", door.ready),
+            web.get("/metrics", door.metrics),
+        ]
+    )
+    app.on_response_prepare.append(_echo_request_id)
+    app.cleanup_ctx.append(door.tokenizer_threads)
+    return app
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """A runner that cancels the handler of a client that went away, and inflates no compressed body."""
+    return web.AppRunner(
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        auto_decompress=False,
+        max_line_size=MAX_LINE_BYTES,
+        max_field_size=MAX_LINE_BYTES,
+    )
+
+
+class FrontDoor:
+    """The handlers of one served model."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        service: GenerationService,
+        text: TextModel,
+        defaults: GenerationDefaults,
+        limits: FrontDoorLimits,
+    ):
+        self._card = card
+        self._service = service
+        self._text = text
+        self._defaults = defaults
+        self._limits = limits
+        self._started_at = int(time.time())
+        self._threads = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+
+    async def tokenizer_threads(self, app: web.Application) -> AsyncIterator[None]:
+        """Ends the worker threads with the application; prompts not begun by then are dropped."""
+        yield
+        self._threads.shutdown(cancel_futures=True)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = await read_object(request, self._limits.max_body_bytes, self._limits.body_timeout_s)
+        return await self._generate(request, parse_completion(body, self._card, self._defaults))
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        body = await read_object(request, self._limits.max_body_bytes, self._limits.body_timeout_s)
+        return await self._generate(request, parse_chat(body, self._card, self._defaults))
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        model = {
+            "id": self._card.name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "pdserve",
+            "max_model_len": self._card.max_model_len,
+        }
+        return _json_response(200, {"object": "list", "data": [model]})
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        return _json_response(200, {"status": "ok"})
+
+    async def ready(self, request: web.Request) -> web.StreamResponse:
+        ready, reason = self._service.readiness()
+        status = "ready" if ready else "not ready"
+        return _json_response(200 if ready else 503, {"status": status, "reason": reason})
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=self._service.metrics_text(), headers={"Content-Type": METRICS_TYPE})
+
+    async def _generate(self, request: web.Request, call: Call) -> web.StreamResponse:
+        arrived_at = time.monotonic()
+        prompt_ids = await self._encode(call)
+        params = call.params(len(prompt_ids), self._card.max_model_len)
+        # The text of a special token never shows, so a stop string that is one would never be found in it.
+        special_ids = [token_id for token_id in map(self._text.special_id, call.stop_strings) if token_id is not None]
+        params = replace(params, stop_ids=tuple(dict.fromkeys((*params.stop_ids, *special_ids))))
+        detokenizer = self._text.detokenizer(() if call.is_chat else prompt_ids)
+        matcher = StopMatcher(call.stop_strings, call.keep_stop)
+        answer = Answer(detokenizer, matcher, params.min_tokens, call.keep_stop)
+        reply = Reply(self._card.name, call.is_chat, call.include_usage, len(prompt_ids))
+        stream = self._service.submit(GenerationRequest(prompt_ids, params, request[REQUEST_ID], arrived_at))
+        try:
+            send = self._send_stream if call.stream else self._send_whole
+            return await send(request, stream, answer, reply)
+        finally:
+            stream.cancel()
+
+    async def _encode(self, call: Call) -> list[int]:
+        """The prompt's token ids, at least one; raises ApiError."""
+        prompt = call.prompt
+        if isinstance(prompt, list):
+            return prompt
+        if isinstance(prompt, Conversation):
+            encode = partial(self._encode_chat, prompt)
+        else:
+            encode = partial(self._encode_text, prompt)
+        prompt_ids = await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+        if not prompt_ids:
+            raise invalid(call.prompt_field, "it must not be empty; the tokenizer finds no token in it")
+        return prompt_ids
+
+    def _encode_chat(self, conversation: Conversation) -> list[int]:
+        rendered = self._text.render_chat(conversation.messages)
+        self._check_length(rendered, "messages")
+        return self._text.encode_rendered(rendered)
+
+    def _encode_text(self, prompt: str) -> list[int]:
+        self._check_length(prompt, "prompt")
+        return self._text.encode(prompt)
+
+    def _check_length(self, text: str, field: str) -> None:
+        """A text that cannot fit is not worth a tokenizer's time; raises ApiError."""
+        if len(text) > self._text.max_characters(self._card.max_model_len):
+            raise prompt_too_long(f"{len(text)} characters", self._card.max_model_len, field)
+
+    async def _send_whole(
+        self, request: web.Request, stream: GenerationStream, answer: Answer, reply: Reply
+    ) -> web.StreamResponse:
+        progress = aiter(stream)
+        text = ""
+        while True:
+            piece = await _next_piece(progress, answer)
+            text += piece.text
+            if piece.finish is not None:
+                stream.cancel()
+                return _json_response(200, reply.whole(text, piece.finish, answer.num_tokens, stream.metrics()))
+
+    async def _send_stream(
+        self, request: web.Request, stream: GenerationStream, answer: Answer, reply: Reply
+    ) -> web.StreamResponse:
+        progress = aiter(stream)
+        # A failure up to the first token still has an HTTP status of its own.
+        piece = await _next_piece(progress, answer)
+        response = web.StreamResponse(headers=EVENT_STREAM_HEADERS)
+        await response.prepare(request)
+        head = reply.opening()
+        try:
+            # Each write waits while the client is slower than its socket; the service merges tokens meanwhile.
+            while piece.finish is None:
+                await response.write(head + reply.piece(piece))
+                head = b""
+                piece = await _next_piece(progress, answer)
+            stream.cancel()
+            tail = reply.piece(piece) + reply.closing(answer.num_tokens, stream.metrics())
+        except ConnectionError:
+            raise
+        except Exception as error:
+            tail = event(_failure(error).body)
+        await response.write(head + tail)
+        await response.write_eof()
+        return response
+
+
+async def _next_piece(progress: AsyncIterator[Progress], answer: Answer) -> Piece:
+    try:
+        return answer.push(await anext(progress))
+    except StopAsyncIteration as error:
+        message = "the generation ended without a finish"
+        raise GenerationError(500, "internal_error", message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    status: int
+    body: dict[str, Any]
+    headers: dict[str, str]
+
+
+def _failure(error: Exception) -> _Failure:
+    """What a client is told of an exception; an unforeseen one is logged and told as nothing but itself."""
+    if isinstance(error, ApiError):
+        return _Failure(error.status, error_body(error.status, error.code, error.message, error.param), {})
+    if isinstance(error, GenerationError):
+        headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+        return _Failure(error.status, generation_error_body(error), headers)
+    if isinstance(error, web.HTTPNotFound):
+        return _Failure(404, error_body(404, "unknown_url", "there is nothing at this path"), {})
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        message = f"this path takes {', '.join(sorted(error.allowed_methods))}"
+        return _Failure(405, error_body(405, "method_not_allowed", message), {"Allow": error.headers["Allow"]})
+    if isinstance(error, web.HTTPException):
+        return _Failure(error.status, error_body(error.status, None, error.reason), {})
+    log.error("a request failed unexpectedly", exc_info=error)
+    return _Failure(500, error_body(500, "internal_error", "internal error; the server's log has the cause"), {})
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    request[REQUEST_ID] = _request_id(request)
+    try:
+        return await handler(request)
+    except ConnectionError:
+        raise
+    except Exception as error:
+        failure = _failure(error)
+    response = _json_response(failure.status, failure.body, failure.headers)
+    if failure.status in (408, 413):
+        # The rest of the body is not read, so the connection cannot be used again.
+        response.force_close()
+    return response
+
+
+def _request_id(request: web.Request) -> str:
+    """The client's own label without what a log or a header should not hold, or a new one."""
+    label = re.sub(r"[^A-Za-z0-9._:/+=@-]", "", request.headers.get("X-Request-Id", ""))
+    return label[:MAX_REQUEST_ID] or secrets.token_hex(16)
+
+
+async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    if REQUEST_ID in request:
+        response.headers["X-Request-Id"] = request[REQUEST_ID]
+
+
+def _json_response(status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, body=encode_json(body), content_type="application/json", headers=headers)
