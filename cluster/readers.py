@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 # A unix socket's path must fit sockaddr_un.sun_path, 108 bytes with its end (unix(7)).
 MAX_IPC_PATH_BYTES = 107
-SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([KMGT]?)(iB|B)?", re.IGNORECASE)
+SIZE = re.compile(r"(\d+)(?:\.(\d+))?\s*([KMGT]?)(iB|B)?", re.IGNORECASE | re.ASCII)
 SHIFT = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -105,6 +105,8 @@ def seconds(minimum: float, maximum: float) -> Reader:
         return value
 
     def from_text(text: str) -> float:
+        if not re.fullmatch(r"\s*[+-]?\d*\.?\d*(e[+-]?\d{1,3})?\s*", text, re.IGNORECASE | re.ASCII):
+            raise ValueError(f"is not {what}")
         try:
             return check(float(text))
         except ValueError:
@@ -168,7 +170,7 @@ def core_list() -> Reader:
     def from_text(text: str) -> tuple[int, ...]:
         cores: list[int] = []
         for item in text.split(","):
-            match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", item)
+            match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", item, re.ASCII)
             if match is None:
                 raise ValueError(what)
             first, last = int(match[1]), int(match[2] or match[1])

@@ -54,12 +54,14 @@ class Supervisor:
         is_ready: Callable[[], Awaitable[bool]],
         ready_line: Callable[[], str],
         grace_s: float = GRACE_S,
+        new_backoff: Callable[[], Backoff] = Backoff,
     ):
         self._children = children
         self._log = log
         self._is_ready = is_ready
         self._ready_line = ready_line
         self._grace_s = grace_s
+        self._new_backoff = new_backoff
         self._running: dict[str, Process] = {}
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
@@ -93,7 +95,7 @@ class Supervisor:
         self._stopping.set()
 
     async def _keep(self, child: Child) -> None:
-        backoff = Backoff()
+        backoff = self._new_backoff()
         while not self._stopping.is_set():
             code = await self._run_once(child)
             if self._stopping.is_set():
