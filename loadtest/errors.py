@@ -1,0 +1,20 @@
+"""The exceptions of the load test. Each message names the value, the limit and the flag.
+
+    LoadtestError
+    ├── OptionError   a flag that cannot be used, found before anything is sent
+    └── TargetError   a server that cannot be tested: unreachable, another model, a refused warm-up
+
+The load test imports nothing else of this project, so that it can judge any server; hence its own tree.
+"""
+
+
+class LoadtestError(Exception):
+    pass
+
+
+class OptionError(LoadtestError):
+    pass
+
+
+class TargetError(LoadtestError):
+    pass
