@@ -1,0 +1,124 @@
+"""The model's kernels in plain torch: the oracle of every faster one, and what runs where there is none.
+
+Dims are those of engine/batch.py. A layer's KV is a strided view of the block-major pool,
+
+    layer_kv  [num_blocks, num_kv_heads, kv(2), block_size, head_dim]
+
+never made contiguous as a whole. Slots that no one has written may hold anything, NaN included, so
+they are cut off or overwritten before they meet arithmetic; a product with zero does not hide NaN.
+Called by engine/llama.py, on any device; every function returns new tensors unless it says otherwise.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Queries of a chunk are taken this many at a time against their own causal prefix: the wasted upper
+# triangle shrinks with the tile, the number of calls grows. 64 and 128 measured equal, 32 and 256 slower
+# (512 tokens, 9 heads of 64, bf16, one core, November 2026).
+QUERY_TILE = 64
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x * rsqrt(mean(x^2) + eps) * weight with fp32 accumulation; x [num_tokens, hidden], weight [hidden]."""
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [num_tokens, 2 * intermediate], gate in the first half -> [num_tokens, intermediate]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """RoPE in the half-split layout, computed in fp32 and returned in x's dtype.
+
+    x           [num_tokens, heads, head_dim]
+    cos         [num_tokens, 1, head_dim] float32
+    signed_sin  [num_tokens, 1, head_dim] float32, its first half negated: then rotating is one roll by half a head
+    """
+    wide = x.float()
+    return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), signed_sin).to(x.dtype)
+
+
+def write_kv(layer_kv: Tensor, k: Tensor, v: Tensor, block_ids: Tensor, slots: Tensor) -> None:
+    """Write one token's K and V per row into the pool, in place.
+
+    k, v              [num_written, num_kv_heads, head_dim]
+    block_ids, slots  [num_written] int64, the pairs distinct
+    """
+    by_slot = layer_kv.permute(0, 3, 1, 2, 4)  # [num_blocks, block_size, num_kv_heads, kv, head_dim]
+    by_slot.index_put_((block_ids, slots), torch.stack((k, v), dim=2))
+
+
+def gather_kv(layer_kv: Tensor, block_ids: Tensor) -> Tensor:
+    """Copy blocks, in the order given, to [kv(2), num_kv_heads, len(block_ids) * block_size, head_dim]."""
+    by_head = layer_kv.permute(2, 1, 0, 3, 4)  # [kv, num_kv_heads, num_blocks, block_size, head_dim]
+    return by_head.index_select(2, block_ids).flatten(2, 3)
+
+
+def decode_attention(
+    q: Tensor,
+    layer_kv: Tensor,
+    block_ids: Tensor,
+    length: int,
+    tail: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """Attention of one query token per row over the row's blocks, all rows of a group padded to one length.
+
+    q          [num_rows, num_heads, head_dim]
+    block_ids  [num_rows * blocks_per_row] int64; where a row has fewer blocks, any block stands in
+    length     slots of each row that take part, at most blocks_per_row * block_size; less only for a single row
+    tail       [num_unused] int64, slots to leave out, counted over the group's rows one after the other, or None
+    mask       [num_kv_heads * num_rows, 1, blocks_per_row * block_size] -inf at those slots, 0 elsewhere, or None
+    Returns [num_rows, num_heads, head_dim].
+    """
+    num_rows, num_heads, head_dim = q.shape
+    num_kv_heads = layer_kv.shape[1]
+    kv = gather_kv(layer_kv, block_ids)
+    if tail is not None:
+        kv.index_fill_(2, tail, 0.0)
+    k, v = kv.view(2, num_kv_heads * num_rows, -1, head_dim)[:, :, :length]
+    grouped = (num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    q = q.reshape(grouped).transpose(0, 1).flatten(0, 1)
+    out = torch.bmm(torch.softmax(_scores(q, k, scale, mask), dim=-1), v)
+    return out.unflatten(0, (num_kv_heads, num_rows)).transpose(0, 1).reshape(num_rows, num_heads, head_dim)
+
+
+def chunk_attention(q: Tensor, k: Tensor, v: Tensor, causal: Tensor, scale: float) -> Tensor:
+    """Causal attention of a chunk: its queries are the last positions of the keys.
+
+    q       [chunk, num_heads, head_dim]
+    k, v    [num_kv_heads, context, head_dim], context >= chunk, every slot written
+    causal  [QUERY_TILE, QUERY_TILE] -inf above the diagonal, 0 elsewhere
+    Returns [chunk, num_heads, head_dim].
+    """
+    chunk, num_heads, head_dim = q.shape
+    num_kv_heads, context, _ = k.shape
+    grouped = (chunk, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    out = torch.empty(grouped, dtype=q.dtype, device=q.device)
+    # Query heads of one kv head are stacked as rows of one matrix: K and V are read once for all of them.
+    q_by_head, out_by_head = q.reshape(grouped).permute(1, 2, 0, 3), out.permute(1, 2, 0, 3)
+    for first in range(0, chunk, QUERY_TILE):
+        last = min(first + QUERY_TILE, chunk)
+        tile, visible = last - first, context - chunk + last
+        scores = _scores(q_by_head[:, :, first:last].flatten(1, 2), k[:, :visible], scale, None)
+        scores.unflatten(1, (-1, tile))[..., visible - tile :].add_(causal[:tile, :tile])
+        values = torch.bmm(torch.softmax(scores, dim=-1), v[:, :visible])
+        out_by_head[:, :, first:last] = values.unflatten(1, (-1, tile))
+    return out.flatten(1, 2)
+
+
+def causal_tile(dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """The mask that chunk_attention takes."""
+    full = torch.full((QUERY_TILE, QUERY_TILE), float("-inf"), dtype=dtype, device=device)
+    return full.triu_(1)
+
+
+def _scores(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    """q k^T * scale (+ mask) of batched matrices; the scale acts on the fp32 accumulator, before rounding."""
+    if mask is None:
+        return torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=scale)
+    return torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale)

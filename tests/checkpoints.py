@@ -62,7 +62,7 @@ def make_llama_checkpoint(
 
 
 def write_tokenizer(path: Path) -> None:
-    """Write a byte-level tokenizer.json (one token a byte, no merges) and tokenizer_config.json with a chat template."""
+    """Write a byte-level tokenizer.json (one token a byte) and tokenizer_config.json with a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,0 +1,152 @@
+"""The model on one device: loads a checkpoint, runs steps over a KV pool, draws tokens, seals blocks.
+
+Owns the weights and reads the pool it was attached to; which block belongs to whom is the event loop's
+business and comes with each StepPlan. Not thread-safe: the thread that calls it owns it.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import xxhash
+
+from pdserve.core.errors import ConfigError, LayoutError
+from pdserve.core.ids import BlockId
+from pdserve.core.kv_spec import DTYPE_BYTES, KVSpec
+from pdserve.core.model_config import ModelConfig, load_model_config
+from pdserve.engine.batch import build_batch
+from pdserve.engine.kv_pool import KVPool
+from pdserve.engine.linear import MIN_ROWS, is_native_on_cpu
+from pdserve.engine.llama import Llama, load_llama
+from pdserve.engine.sampler import draw
+from pdserve.engine.step import Seal, StepPlan, StepResult
+from pdserve.engine.weights import WeightReader
+
+Progress = Callable[[str, float], None]
+
+
+class Engine:
+    """A loaded model; see Engine.load. Nothing can be stepped before `attach`."""
+
+    def __init__(self, model: Llama, config: ModelConfig, dtype: str, device: str, max_model_len: int):
+        self.config = config
+        self.dtype = dtype
+        self.max_model_len = max_model_len
+        self._model = model
+        self._device = torch.device(device)
+        self._min_rows = MIN_ROWS if self._device.type == "cpu" else 1
+        self._pool: KVPool | None = None
+        self._layer_kvs: list[torch.Tensor] = []
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: Path,
+        *,
+        device: str = "cpu",
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        num_threads: int = 1,
+        progress: Progress | None = None,
+    ) -> "Engine":
+        """Load a Hugging Face folder.
+
+        dtype          "auto" (see resolve_dtype) or a name in DTYPE_BYTES
+        max_model_len  None means the checkpoint's own limit
+        num_threads    of the calling thread's tensor operations on the CPU
+        progress       hears (phase, share done in 0..1)
+        Raises ModelError for a checkpoint that cannot be served, ConfigError for a setting.
+        """
+        config = load_model_config(model_dir)
+        length = _resolve_length(max_model_len, config)
+        name = resolve_dtype(dtype, config.dtype, device)
+        if device != "cpu" and not torch.cuda.is_available():
+            raise ConfigError(f"--device {device}: this torch ({torch.__version__}) sees no CUDA device")
+        torch.set_num_threads(num_threads)
+        report = progress or (lambda phase, share: None)
+        with torch.inference_mode(), WeightReader(model_dir, getattr(torch, name), device) as reader:
+            model = load_llama(config, reader, lambda index: report("load weights", (index + 1) / config.num_layers))
+        return cls(model, config, name, device, length)
+
+    def kv_spec(self, block_size: int = 32) -> KVSpec:
+        """The layout of this model's KV blocks in its serving dtype."""
+        config = self.config
+        return KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, self.dtype, block_size)
+
+    def attach(self, pool: KVPool) -> None:
+        """Use this pool from now on. Raises LayoutError when it was made for another model or device."""
+        expected = self.kv_spec(pool.spec.block_size)
+        if pool.spec != expected:
+            raise LayoutError(f"pool holds {pool.spec}, the model needs {expected}")
+        if pool.data.device.type != self._device.type:
+            raise LayoutError(f"pool is on {pool.data.device}, the model on {self._device}")
+        self._pool = pool
+        self._layer_kvs = [pool.data[:, :, index] for index in range(self.config.num_layers)]
+
+    def detach(self) -> None:
+        """Drop every view of the pool, so that its owner can close the buffer."""
+        self._pool = None
+        self._layer_kvs = []
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run the plan's rows, draw tokens where asked, then seal blocks.
+
+        On return all KV writes are in memory and every seal's checksum covers them. Raises LayoutError when
+        a row does not fit its block table, the vocabulary or the pool.
+        """
+        assert self._pool is not None, "attach a pool first"
+        started = time.perf_counter()
+        with torch.inference_mode():
+            tokens = self._forward(plan, self._pool) if plan.rows else {}
+            checksums = {seal.block_id: self._seal(seal, self._pool) for seal in plan.seals}
+        return StepResult(plan.step, tokens, checksums, time.perf_counter() - started)
+
+    def _forward(self, plan: StepPlan, pool: KVPool) -> dict[int, int]:
+        for row in plan.rows:
+            if max(row.token_ids) >= self.config.vocab_size or min(row.token_ids) < 0:
+                raise LayoutError(f"row {row.key} holds a token id outside the vocabulary of {self.config.vocab_size}")
+            if row.block_ids and not 0 <= min(row.block_ids) <= max(row.block_ids) < pool.num_blocks:
+                raise LayoutError(f"row {row.key} names a block outside the pool of {pool.num_blocks}")
+        batch = build_batch(plan.rows, pool.spec, self._device, self._min_rows)
+        logits = self._model.forward(batch, self._layer_kvs)
+        drawn = draw(logits, [row.sample for row in batch.sampled_rows if row.sample is not None])
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return {row.key: token for row, token in zip(batch.sampled_rows, drawn, strict=True)}
+
+    def _seal(self, seal: Seal, pool: KVPool) -> int:
+        pool.data[seal.block_id, :, :, :, seal.num_tokens :].zero_()
+        seed = int.from_bytes(seal.block_hash[:8], "little")
+        return xxhash.xxh3_64_intdigest(self._block_bytes(seal.block_id, pool), seed=seed)
+
+    def _block_bytes(self, block_id: BlockId, pool: KVPool) -> memoryview:
+        if self._device.type == "cpu":
+            return pool.view.block(block_id)
+        return memoryview(pool.data[block_id].contiguous().view(torch.uint8).cpu().numpy()).cast("B")
+
+
+def resolve_dtype(requested: str, checkpoint: str, device: str) -> str:
+    """The serving dtype.
+
+    "auto" is the checkpoint's own where the device computes it natively, else float32: a CPU without
+    bfloat16 or float16 instructions converts every product, which is slower than float32 and less exact.
+    """
+    if requested != "auto":
+        if requested not in DTYPE_BYTES:
+            raise ConfigError(f"--dtype {requested}: must be auto, " + ", ".join(DTYPE_BYTES))
+        return requested
+    if checkpoint == "float32" or device != "cpu" or is_native_on_cpu(getattr(torch, checkpoint)):
+        return checkpoint
+    return "float32"
+
+
+def _resolve_length(requested: int | None, config: ModelConfig) -> int:
+    if requested is None:
+        return config.max_position_embeddings
+    if not 1 <= requested <= config.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len {requested}: must be from 1 to the checkpoint's "
+            f"max_position_embeddings of {config.max_position_embeddings}"
+        )
+    return requested

@@ -1,0 +1,120 @@
+"""Draws tokens from logits: the same integers for the same seed on every device, alone or in a batch.
+
+    bits  = philox4x32-10(key = seed, counter = (id >> 2, output index, sample, 0))[id & 3]
+    E     = -log1p(-(bits + 0.5) * 2^-32)                       standard exponential
+    token = argmax over kept ids of logit / T - ln E            Gumbel-max, ties to the lowest id
+
+Nothing of a random state exists between draws, so a sequence continues anywhere from its seed and index.
+Kept ids are those whose logit reaches a cutoff per row: top-k and top-p each give one (ids that tie with
+the last kept one are kept too, so order never matters). Philox: Salmon et al., "Parallel random numbers:
+as easy as 1, 2, 3", SC 2011. Called by Engine.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pdserve.core.sampling import SamplingParams
+from pdserve.engine.step import SampleSpec
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+U32 = 0xFFFFFFFF
+
+# -ln E lies between -ln(33 ln 2) = -3.13 (largest bits) and 33 ln 2 = 22.88 (smallest), so an id further
+# than their difference below the best one can never be drawn, and is not worth a random number.
+REACH = 26.1
+
+# Top-p first looks among this many largest logits; a flatter row than that is sorted whole.
+TOP_P_CANDIDATES = 256
+
+
+def draw(logits: Tensor, specs: Sequence[SampleSpec]) -> list[int]:
+    """One token id per row.
+
+    logits  [num_sampled, vocab_size] float32; changed in place where min_tokens suppresses stop ids
+    """
+    if not specs:
+        return []
+    for row, spec in enumerate(specs):
+        if spec.output_index < spec.params.min_tokens:
+            stop_ids = [token for token in spec.params.stop_ids if 0 <= token < logits.shape[1]]
+            logits[row].index_fill_(0, torch.tensor(stop_ids, dtype=torch.int64, device=logits.device), float("-inf"))
+    tokens = logits.argmax(dim=-1)
+    random = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        tokens[rows] = _draw_random(logits.index_select(0, rows), [specs[row] for row in random])
+    return tokens.tolist()
+
+
+def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """philox4x32-10 on u32 words held in int64 tensors of one shape; four words each."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        # The product may wrap into int64's sign, which leaves its 64 bits, and so both halves, intact.
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = ((p1 >> 32) & U32) ^ c1 ^ k0, p1 & U32, ((p0 >> 32) & U32) ^ c3 ^ k1, p0 & U32
+        k0, k1 = (k0 + KEY_STEPS[0]) & U32, (k1 + KEY_STEPS[1]) & U32
+    return c0, c1, c2, c3
+
+
+def _draw_random(logits: Tensor, specs: list[SampleSpec]) -> Tensor:
+    """[num_rows] int64 token ids of rows with a temperature; logits [num_rows, vocab_size]."""
+    device = logits.device
+    num_rows, vocab_size = logits.shape
+    temperature = _column([spec.params.temperature for spec in specs], torch.float64, device)
+    # Measured from the row's best logit, a tiny temperature makes the others -inf and never inf - inf.
+    scaled = (logits.double() - logits.amax(dim=1, keepdim=True).double()) / temperature
+    scaled[scaled < _cutoffs(scaled, [spec.params for spec in specs])] = float("-inf")
+    # Words of one counter serve four neighbouring ids: compute the counters of which any id is kept.
+    padding = -vocab_size % 4
+    quads = torch.nn.functional.pad(scaled, (0, padding), value=float("-inf")).view(num_rows, -1, 4)
+    row, quad = (quads > float("-inf")).any(dim=-1).nonzero(as_tuple=True)
+    seeds = [spec.params.seed for spec in specs]
+    key = [_column([(seed >> shift) & U32 for seed in seeds], torch.int64, device)[row, 0] for shift in (0, 32)]
+    index = _column([spec.output_index & U32 for spec in specs], torch.int64, device)[row, 0]
+    sample = _column([spec.sample & U32 for spec in specs], torch.int64, device)[row, 0]
+    bits = torch.stack(philox((quad, index, sample, torch.zeros_like(quad)), key), dim=-1)
+    exponential = torch.log1p((bits.double() + 0.5) * -(2.0**-32)).neg_()
+    scores = torch.full_like(quads, float("-inf"))
+    scores[row, quad] = quads[row, quad] - exponential.log_()
+    return scores.view(num_rows, -1).argmax(dim=1)
+
+
+def _column(values: list[float] | list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+
+def _cutoffs(scaled: Tensor, params: list[SamplingParams]) -> Tensor:
+    """The lowest kept value of each row, [num_rows, 1] float64. scaled [num_rows, vocab_size], best value 0."""
+    cutoffs = torch.full((len(params), 1), float("-inf"), dtype=torch.float64, device=scaled.device)
+    vocab_size = scaled.shape[1]
+    limits = {row: param.top_k for row, param in enumerate(params) if 0 < param.top_k < vocab_size}
+    if limits:
+        rows = torch.tensor(list(limits), device=scaled.device)
+        largest = scaled.index_select(0, rows).topk(max(limits.values()), dim=1).values
+        last = torch.tensor(list(limits.values()), device=scaled.device)[:, None] - 1
+        cutoffs[rows] = largest.gather(1, last)
+    for row, param in enumerate(params):
+        if param.top_p < 1.0:
+            cutoffs[row] = _top_p_cutoff(scaled[row], cutoffs[row], param.top_p)
+    return cutoffs.clamp_(min=-REACH)
+
+
+def _top_p_cutoff(scaled: Tensor, cutoff: Tensor, top_p: float) -> Tensor:
+    """Value of the last id in the smallest set of most likely ids whose probability reaches top_p.
+
+    scaled  [vocab_size]; only values at or above `cutoff` count, so top-p acts after top-k
+    """
+    kept = torch.where(scaled >= cutoff, scaled, float("-inf"))
+    wanted = kept.exp().sum() * top_p
+    values = kept.topk(min(TOP_P_CANDIDATES, len(kept))).values
+    if values.exp().sum() < wanted:
+        values = kept.sort(descending=True).values
+    weights = values.exp()
+    num_kept = (weights.cumsum(0) - weights < wanted).sum().clamp_(min=1)
+    return values[num_kept - 1]
