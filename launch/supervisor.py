@@ -12,9 +12,10 @@ import contextlib
 import os
 import signal
 import time
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from io import FileIO
 from typing import ParamSpec
 
 from pdserve.launch.backoff import Backoff
@@ -27,6 +28,7 @@ EXIT_GIVEN_UP = 1
 # A child that exits with this has refused its configuration or model: it would again.
 EXIT_REFUSED = 2
 GRACE_S = 10.0
+LAST_LINES_S = 1.0
 READY_POLL_S = 0.1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -123,34 +125,47 @@ class Supervisor:
     async def _run_once(self, child: Child) -> int:
         """One life of a child, its output shown; the exit code, negative for a signal."""
         environ = os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-        process = await asyncio.create_subprocess_exec(
-            *child.command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=environ, process_group=0
-        )
+        # A pipe of our own: asyncio's would not tell of a child's end while a grandchild holds it open.
+        read_end, write_end = os.pipe()
+        output = os.fdopen(read_end, "rb", buffering=0)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *child.command, stdin=DEVNULL, stdout=write_end, stderr=write_end, env=environ, process_group=0
+            )
+        except BaseException:
+            output.close()
+            raise
+        finally:
+            os.close(write_end)
         self._running[child.name] = process
         if self._stopping.is_set():
-            self._signal_all(signal.SIGTERM)
+            _signal_group(process, signal.SIGTERM)
         try:
             async with asyncio.TaskGroup() as group:
-                copying = group.create_task(self._copy_log(child.name, process))
+                copying = group.create_task(self._copy_log(child.name, output))
                 code = await process.wait()
-                # A grandchild may hold the pipe open: what is in it now is all that is waited for.
-                await asyncio.wait([copying], timeout=1.0)
+                # What the child started and left behind goes with it, and so does its hold on the pipe.
+                _signal_group(process, signal.SIGKILL)
+                await asyncio.wait([copying], timeout=LAST_LINES_S)
                 copying.cancel()
         finally:
             if process.returncode is None:
                 _signal_group(process, signal.SIGKILL)
                 await process.wait()
             self._running.pop(child.name)
-        # What the child started and left behind goes with it.
-        _signal_group(process, signal.SIGKILL)
         return code
 
-    async def _copy_log(self, name: str, process: Process) -> None:
-        assert process.stdout is not None
+    async def _copy_log(self, name: str, output: FileIO) -> None:
+        """Show a child's output until the last writer closes it; closes our end."""
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), output
+        )
         try:
-            while data := await process.stdout.read(1 << 16):
+            while data := await reader.read(1 << 16):
                 self._show(self._log.feed, name, data)
         finally:
+            transport.close()
             self._show(self._log.end, name)
 
     async def _announce(self) -> None:
