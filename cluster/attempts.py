@@ -9,6 +9,8 @@ from collections import OrderedDict
 from pdserve.core.ids import RequestId
 
 REMEMBER_S = 30.0
+# How long a node keeps a request without a beat, until the router has told it otherwise.
+DEFAULT_LEASE_S = 5.0
 MAX_REMEMBERED = 100_000
 
 

@@ -18,6 +18,13 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """The router let this node in; leases live for lease_s without its beat."""
+
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LinkUp:
     """Both sides of the handshake with this peer are done."""
 

@@ -98,10 +98,13 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The link stands. A prefill node adds the offer of its pool."""
+    """The link stands. The router adds its times, a prefill node the offer of its pool."""
 
     node: NodeId
     pool: PoolOffer | None = None
+    heartbeat_s: float = 0.5
+    lease_s: float = 5.0
+    node_lost_s: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)

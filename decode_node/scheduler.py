@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from pdserve.cluster.attempts import EndedAttempts
-from pdserve.cluster.events import LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.attempts import DEFAULT_LEASE_S, EndedAttempts
+from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.messages import (
     Cancel,
     Decode,
@@ -52,7 +52,7 @@ MAX_DONE = 10_000
 MAX_REVOKES = 3
 
 Action = Send | RunStep | CopyBlocks
-Event = Received | LinkUp | LinkLost | StepDone | CopyDone | Tick
+Event = Joined | Received | LinkUp | LinkLost | StepDone | CopyDone | Tick
 
 
 class Phase(Enum):
@@ -99,7 +99,6 @@ class DecodeScheduler:
         hasher: BlockHasher,
         max_step_tokens: int,
         max_running: int,
-        lease_s: float,
         block_bytes: int,
     ):
         self.pool = pool
@@ -110,7 +109,7 @@ class DecodeScheduler:
         self._hasher = hasher
         self._max_step_tokens = max_step_tokens
         self._max_running = max_running
-        self._lease_s = lease_s
+        self._lease_s = DEFAULT_LEASE_S
         self._block_bytes = block_bytes
         self._jobs: dict[RequestId, Job] = {}
         self._by_key: dict[int, Job] = {}
@@ -136,6 +135,8 @@ class DecodeScheduler:
         actions: list[Action] = []
         if isinstance(event, Received):
             actions += self._on_message[type(event.message)](event.sender, event.message, now)
+        elif isinstance(event, Joined):
+            self._lease_s = event.lease_s
         elif isinstance(event, StepDone):
             actions += self._on_step_done(event, now)
         elif isinstance(event, CopyDone):
@@ -287,9 +288,10 @@ class DecodeScheduler:
                 continue
             if verdict is Verdict.OK:
                 self.pool.commit(copy.target, copy.hash, copy.checksum)
-                self._due.add(filling.owner)
                 for key in self._fillings.finish(copy.hash):
-                    self._by_key[key].pull.lacking.pop(copy.hash, None)
+                    waiter = self._by_key[key].pull
+                    assert waiter is not None
+                    waiter.lacking.pop(copy.hash, None)
                     self._due.add(key)
             elif filling.owner != event.key:
                 self._inherit(copy.hash, copy.target, filling.owner)

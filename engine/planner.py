@@ -4,7 +4,8 @@ Pure functions over sequences, used by both roles: a prefill node has no decode 
 fits the chunks it computes itself into what its decode rows leave of the budget.
 """
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from enum import StrEnum
 
 from pdserve.engine.sequence import Sequence

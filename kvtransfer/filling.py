@@ -36,8 +36,9 @@ class Fillings:
         return filling.block_id
 
     def finish(self, block_hash: BlockHash) -> list[int]:
-        """The block is verified: the joiners who waited for it; the entry is gone."""
-        return self._entries.pop(block_hash).joiners
+        """The block is verified: everybody who lacked it; the entry is gone."""
+        filling = self._entries.pop(block_hash)
+        return [filling.owner, *filling.joiners]
 
     def leave(self, key: int) -> list[tuple[BlockHash, BlockId, int]]:
         """Sequence `key` ends: returns (hash, block, new owner) for each entry that changes hands."""

@@ -11,6 +11,7 @@ Nothing is sent but in answer to a Want. No I/O and no blocks here: the schedule
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from pdserve.cluster.attempts import DEFAULT_LEASE_S
 from pdserve.cluster.messages import End, Gone, Have, HaveEntry, Send, Want
 from pdserve.core.ids import BlockHash, NodeId, RequestId
 
@@ -39,10 +40,10 @@ class ParkedWant:
 
 
 class OfferBook:
-    """All offers of a node. lease_s: how long an offer lives without being renewed."""
+    """All offers of a node. lease_s: how long an offer lives without being renewed, set by the router."""
 
-    def __init__(self, lease_s: float):
-        self.lease_s = lease_s
+    def __init__(self) -> None:
+        self.lease_s = DEFAULT_LEASE_S
         self._offers: dict[RequestId, Offer] = {}
         self._parked: OrderedDict[RequestId, ParkedWant] = OrderedDict()
 

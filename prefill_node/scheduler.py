@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pdserve.cluster.attempts import EndedAttempts
-from pdserve.cluster.events import LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.messages import (
     Bad,
     Cancel,
@@ -44,7 +44,7 @@ MAX_PASSES = 8
 BEAT_S = 0.5
 
 Action = Send | RunStep
-Event = Received | LinkUp | LinkLost | StepDone | Tick
+Event = Joined | Received | LinkUp | LinkLost | StepDone | Tick
 
 
 class Phase(Enum):
@@ -76,11 +76,10 @@ class PrefillScheduler:
         pool: BlockPool,
         block_size: int,
         max_step_tokens: int,
-        lease_s: float,
         policy: planner.Policy = planner.Policy.FCFS,
     ):
         self.pool = pool
-        self.offers = OfferBook(lease_s)
+        self.offers = OfferBook()
         self.ended = EndedAttempts()
         self._router = router
         self._block_size = block_size
@@ -107,6 +106,8 @@ class PrefillScheduler:
         actions: list[Action] = []
         if isinstance(event, Received):
             actions += self._on_message[type(event.message)](event.sender, event.message, now)
+        elif isinstance(event, Joined):
+            self.offers.lease_s = event.lease_s
         elif isinstance(event, StepDone):
             actions += self._on_step_done(event, now)
         elif isinstance(event, Tick):

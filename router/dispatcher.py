@@ -108,13 +108,18 @@ class Node:
 
 
 class Dispatcher:
-    """max_attempts: tries of a request before it is given up; max_prompts_per_node: see above."""
+    """max_attempts: tries of a request before it is given up; max_prompts_per_node: see above.
 
-    def __init__(self, max_attempts: int = 3, max_prompts_per_node: int = 8):
+    recovery_grace_s: how long queued requests wait for a node that can serve them to come back.
+    """
+
+    def __init__(self, max_attempts: int = 3, max_prompts_per_node: int = 8, recovery_grace_s: float = 10.0):
         self.nodes: dict[NodeId, Node] = {}
         self.num_stale = 0
         self._max_attempts = max_attempts
         self._max_prompts = max_prompts_per_node
+        self._recovery_grace_s = recovery_grace_s
+        self._stuck_since: float | None = None
         self._hasher: BlockHasher | None = None
         self._records: dict[RequestId, Record] = {}
         self._queue: deque[Record] = deque()
@@ -383,7 +388,7 @@ class Dispatcher:
 
     def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:
         """The beat: tell every node what it should hold; its answer is compared."""
-        actions: list[Action] = []
+        actions: list[Action] = list(self._give_up_stuck(now))
         for node in self.nodes.values():
             entries = []
             for record in self._records.values():
@@ -393,6 +398,25 @@ class Dispatcher:
                     entries.append(LiveEntry(record.request, record.attempt, record.stage))
             actions.append(Send(node.node, Live(tuple(entries))))
         return actions
+
+    def _give_up_stuck(self, now: float) -> Iterable[Action]:
+        """The head of the queue waits for busy nodes as long as it takes, for absent ones only so long."""
+        head = self._queue[0] if self._queue else None
+        if head is None or self._has_place_in_time(head):
+            self._stuck_since = None
+            return []
+        self._stuck_since = now if self._stuck_since is None else self._stuck_since
+        if now - self._stuck_since < self._recovery_grace_s:
+            return []
+        _, reason = self.readiness()
+        if reason == "ready":
+            reason = f"no node holds {head.num_tokens + head.num_left} tokens of KV any more"
+        return [*self._close(head), GiveUp(head.request, f"{reason}, after waiting {self._recovery_grace_s:g} s")]
+
+    def _has_place_in_time(self, record: Record) -> bool:
+        final_tokens = len(record.prompt) + record.params.max_tokens - 1
+        decodes = any(n.role is not Role.PREFILL and n.fits(final_tokens) for n in self.nodes.values())
+        return self.readiness()[0] and decodes
 
     def _prefilled(self, record: Record) -> None:
         """The prompt is computed: its place in the node's short line is free."""

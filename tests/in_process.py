@@ -145,6 +145,7 @@ class InProcessCluster:
         self.trace: list[tuple[float, str, object]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._router_is_alive = True
         role = Role.DECODE if num_prefill else Role.BOTH
         for i in range(num_prefill):
             self._start(NodeId(f"P{i}"), Role.PREFILL, num_blocks, max_step_tokens, max_running, policy, make_engine)
@@ -176,6 +177,10 @@ class InProcessCluster:
         for other, node in self.nodes.items():
             if node.alive and isinstance(node.machine, DecodeScheduler):
                 self._feed(other, LinkLost(name))
+
+    def silence_router(self) -> None:
+        """The router is gone: no beat of it is heard any more, and nobody is told."""
+        self._router_is_alive = False
 
     def at(self, delay: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + delay, next(self._order), what))
@@ -222,10 +227,10 @@ class InProcessCluster:
         blocks = BlockPool(num_blocks, kv_pool.view.generations)
         machine: PrefillScheduler | DecodeScheduler
         if role is Role.PREFILL:
-            machine = PrefillScheduler(ROUTER, blocks, self.spec.block_size, max_step_tokens, 5.0, policy)
+            machine = PrefillScheduler(ROUTER, blocks, self.spec.block_size, max_step_tokens, policy)
         else:
             machine = DecodeScheduler(
-                ROUTER, blocks, self.hasher, max_step_tokens, max_running, 5.0, self.spec.payload_bytes
+                ROUTER, blocks, self.hasher, max_step_tokens, max_running, self.spec.payload_bytes
             )
         self.nodes[name] = SimNode(name, machine, kv_pool, make_engine(kv_pool))
         capacity = Capacity(num_blocks, self.spec.block_size, 100_000, max_running)
@@ -236,7 +241,8 @@ class InProcessCluster:
         for name, node in self.nodes.items():
             if node.alive:
                 self._feed(name, Tick())
-        self._route(self.dispatcher.handle(Tick(), self.now))
+        if self._router_is_alive:
+            self._route(self.dispatcher.handle(Tick(), self.now))
         self.at(0.5, self._beat)
 
     def _next_event(self) -> None:
@@ -251,6 +257,8 @@ class InProcessCluster:
         what()
 
     def _receive(self, receiver: NodeId, event: Received) -> None:
+        if receiver == ROUTER and not self._router_is_alive:
+            return
         if receiver == ROUTER:
             self._route(self.dispatcher.handle(event, self.now))
         elif self.nodes[receiver].alive and event.message.__class__.__name__ != "Peers":

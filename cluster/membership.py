@@ -1,0 +1,194 @@
+"""Who is on the other end of a link: the handshake, and the check of every frame after it.
+
+    dialling side    UNKNOWN ── Hello each beat ──► (Welcome) KNOWN ── silence, WrongEpoch ──► UNKNOWN
+                                              └──► (Refused) REFUSED, for good
+    accepting side   a link without a name ── Hello ──► admitted under its node's name, or Refused
+
+A frame counts only from the incarnation that was let in and only when it was meant for ours. Facts are
+compared field by field and refused by name, on both sides. Owns the names of links; sockets belong to
+the endpoint. Used by router and nodes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from pdserve.cluster.codec import Envelope
+from pdserve.cluster.endpoint import LinkId
+from pdserve.cluster.messages import Facts, Hello, Message, Refused, Welcome, WrongEpoch
+from pdserve.core.ids import NO_EPOCH, Epoch, NodeId
+
+
+class Outbox(Protocol):
+    """The part of an endpoint that the handshake needs."""
+
+    def send(self, link: LinkId, message: Message, addressee: Epoch) -> bool: ...
+
+
+def disagreement(ours: Facts, theirs: Facts) -> Refused | None:
+    """The first fact that keeps two processes from serving together, or None.
+
+    An empty fact is one that a process does not hold (the router knows nothing of KV before a node
+    joins). How each computes may differ where both accept it.
+    """
+    for name in ("checkpoint", "tokenizer", "kv_spec", "kv_fingerprint"):
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        if mine and other and mine != other:
+            return Refused(name, f"{_shown(other)} here is {_shown(mine)}: both must load the same model and dtype")
+    for a, b in ((ours, theirs), (theirs, ours)):
+        if a.accept_compute and b.compute and b.compute not in a.accept_compute:
+            return Refused("compute", f"{b.compute} is not among the accepted {', '.join(a.accept_compute)}")
+    return None
+
+
+def _shown(value: str | bytes) -> str:
+    text = value.hex() if isinstance(value, bytes) else value
+    return text if len(text) <= 16 else text[:16] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A peer that was let in."""
+
+    node: NodeId
+    link: LinkId
+    epoch: Epoch
+    hello: Hello
+
+
+class Doorway:
+    """The accepting side: which node speaks on which link.
+
+    judge    says why a Hello is refused, or None
+    welcome  the answer to a Hello that is accepted
+    """
+
+    def __init__(
+        self, epoch: Epoch, outbox: Outbox, judge: Callable[[Hello], Refused | None], welcome: Callable[[], Welcome]
+    ):
+        self.members: dict[NodeId, Admitted] = {}
+        self.num_stale = 0
+        self._epoch = epoch
+        self._outbox = outbox
+        self._judge = judge
+        self._welcome = welcome
+        self._links: dict[LinkId, Admitted] = {}
+
+    def hello(self, link: LinkId, envelope: Envelope, hello: Hello) -> tuple[Admitted | None, Admitted | None]:
+        """Answer a Hello; returns (newly admitted, the incarnation it replaces), each None when there is none."""
+        refused = self._judge(hello)
+        if refused is not None:
+            self._outbox.send(link, refused, envelope.sender)
+            return None, None
+        before = self.members.get(hello.node)
+        known = before is not None and before.epoch == envelope.sender and before.link == link
+        if before is not None and before.epoch > envelope.sender:
+            # A late frame of an incarnation that has been replaced.
+            self.num_stale += 1
+            return None, None
+        self._outbox.send(link, self._welcome(), envelope.sender)
+        if known:
+            return None, None
+        admitted = Admitted(hello.node, link, envelope.sender, hello)
+        if before is not None:
+            self._links.pop(before.link, None)
+        self.members[hello.node] = self._links[link] = admitted
+        return admitted, before
+
+    def sender(self, link: LinkId, envelope: Envelope) -> NodeId | None:
+        """The node behind a frame, or None when the frame must be dropped; tells strangers our epoch."""
+        admitted = self._links.get(link)
+        if admitted is None or admitted.epoch != envelope.sender or envelope.addressee != self._epoch:
+            self.num_stale += 1
+            self._outbox.send(link, WrongEpoch(self._epoch), envelope.sender)
+            return None
+        return admitted.node
+
+    def lost(self, link: LinkId) -> NodeId | None:
+        """The link broke; the name of the node behind it, if it had one."""
+        admitted = self._links.pop(link, None)
+        if admitted is None or self.members.get(admitted.node) is not admitted:
+            return None
+        del self.members[admitted.node]
+        return admitted.node
+
+    def drop(self, node: NodeId) -> None:
+        admitted = self.members.pop(node, None)
+        if admitted is not None:
+            self._links.pop(admitted.link, None)
+
+    def send(self, node: NodeId, message: Message) -> bool:
+        """False when the node is not here or its pipe is full; every message is repeated from state."""
+        admitted = self.members.get(node)
+        return admitted is not None and self._outbox.send(admitted.link, message, admitted.epoch)
+
+
+class Acquaintance(Enum):
+    UNKNOWN = "unknown"
+    KNOWN = "known"
+    REFUSED = "refused"
+
+
+class Dialled:
+    """The dialling side of one link. expected: the incarnation that was announced, or None for any."""
+
+    def __init__(self, link: LinkId, outbox: Outbox, own: Epoch, hello: Hello, expected: Epoch | None = None):
+        self.link = link
+        self.state = Acquaintance.UNKNOWN
+        self.peer: Epoch = NO_EPOCH
+        self.expected = expected
+        self.num_stale = 0
+        self._outbox = outbox
+        self._own = own
+        self._hello = hello
+        self._heard_at = float("-inf")
+
+    def beat(self, now: float, silence_s: float) -> bool:
+        """Say hello while the peer is unknown; True when it has just gone silent for silence_s."""
+        silent = self.state is Acquaintance.KNOWN and now - self._heard_at > silence_s
+        if silent:
+            self.state = Acquaintance.UNKNOWN
+        self.greet()
+        return silent
+
+    def greet(self) -> None:
+        if self.state is Acquaintance.UNKNOWN:
+            self._outbox.send(self.link, self._hello, self.expected or NO_EPOCH)
+
+    def accept(self, envelope: Envelope, now: float) -> Message | None:
+        """The message of a frame that counts, or None; Welcome, Refused and WrongEpoch move the state."""
+        message = envelope.message
+        if isinstance(message, WrongEpoch):
+            if message.epoch != self.peer:
+                self.state = Acquaintance.UNKNOWN
+                self.greet()
+            return message
+        if envelope.addressee != self._own or self.state is Acquaintance.REFUSED:
+            self.num_stale += 1
+            return None
+        if isinstance(message, Welcome):
+            if self.expected is not None and envelope.sender != self.expected:
+                self.num_stale += 1
+                return None
+            fresh = self.state is not Acquaintance.KNOWN or self.peer != envelope.sender
+            self.state, self.peer, self._heard_at = Acquaintance.KNOWN, envelope.sender, now
+            return message if fresh else None
+        if isinstance(message, Refused):
+            self.state = Acquaintance.REFUSED
+            return message
+        if self.state is not Acquaintance.KNOWN or envelope.sender != self.peer:
+            self.num_stale += 1
+            return None
+        self._heard_at = now
+        return message
+
+    def lost(self) -> bool:
+        """The connection broke; True when the peer was known. ZeroMQ dials again by itself."""
+        known = self.state is Acquaintance.KNOWN
+        if known:
+            self.state = Acquaintance.UNKNOWN
+        return known
+
+    def send(self, message: Message) -> bool:
+        return self.state is Acquaintance.KNOWN and self._outbox.send(self.link, message, self.peer)

@@ -1,0 +1,243 @@
+"""The asyncio edge that every node shares: links, beats, and the loop around its machine.
+
+Dials the router and the peers it is told of, lets in the peers that dial it, turns frames and clocks
+into events, and executes what the machine returns: Send here, everything else by the node. Owns the
+endpoint and the names of links. The machine and the pool belong to PrefillNode or DecodeNode.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from pdserve.cluster.codec import Envelope
+from pdserve.cluster.endpoint import Endpoint, LinkId
+from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.membership import Acquaintance, Dialled, Doorway, disagreement
+from pdserve.cluster.messages import Hello, Message, Peer, Peers, PoolOffer, Refused, Send, Welcome, WrongEpoch
+from pdserve.core.errors import RefusedError
+from pdserve.core.ids import Epoch, NodeId
+
+log = logging.getLogger(__name__)
+
+ROUTER = NodeId("router")
+# A beat later than this means that the whole process was held up: nothing may expire unheard.
+LATE_S = 1.0
+
+
+class Machine(Protocol):
+    def handle(self, event: Any, now: float) -> list[Any]: ...
+
+    def check(self) -> None: ...
+
+
+class PeerPools(Protocol):
+    """What a decode node does with the pool of a prefill node it is linked to."""
+
+    def opened(self, node: NodeId, offer: PoolOffer, epoch: Epoch) -> None:
+        """Map it. Raises PdserveError or OSError when it cannot be mapped here."""
+
+    def closed(self, node: NodeId) -> None: ...
+
+
+class NodeLife:
+    """hello: what this node says of itself, its peer_address filled in here once it listens."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        epoch: Epoch,
+        machine: Machine,
+        execute: Callable[[Any], None],
+        pool_offer: PoolOffer | None = None,
+        peer_pools: PeerPools | None = None,
+    ):
+        self.epoch = epoch
+        self.machine = machine
+        self._hello = hello
+        self._execute = execute
+        self._pool_offer = pool_offer
+        self._peer_pools = peer_pools
+        self._endpoint = Endpoint(epoch, self._on_frame, self._on_link_lost)
+        self._doorway = Doorway(epoch, self._endpoint, self._judge, self._welcome)
+        self._router: Dialled | None = None
+        self._peers: dict[NodeId, Dialled] = {}
+        self._links: dict[LinkId, NodeId] = {}
+        self._beat_s, self._silence_s = 0.5, 3.0
+        self._joined = asyncio.Event()
+        self._fatal: asyncio.Future[None] | None = None
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def run(self, router_address: str, listen: str, advertise: str | None, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Raises RefusedError when the router refuses this node, or what `fail` was told."""
+        self._fatal = asyncio.get_running_loop().create_future()
+        try:
+            bound = await self._endpoint.listen(listen)
+            self._hello = replace(self._hello, peer_address=advertise or bound)
+            self._router = Dialled(self._endpoint.connect(router_address), self._endpoint, self.epoch, self._hello)
+            async with asyncio.TaskGroup() as tasks:
+                beats = tasks.create_task(self._beats(), name="beats")
+                stopped = tasks.create_task(stop.wait(), name="stop")
+                await asyncio.wait({stopped, self._fatal}, return_when=asyncio.FIRST_COMPLETED)
+                beats.cancel()
+                stopped.cancel()
+            if self._fatal.done():
+                self._fatal.result()
+        finally:
+            if self._fatal.done():
+                self._fatal.exception()
+            else:
+                self._fatal.cancel()
+            for node in list(self._peers):
+                self._unlink(node)
+            await self._endpoint.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Something happened that this process cannot go on after: `run` raises it."""
+        if self._fatal is not None and not self._fatal.done():
+            self._fatal.set_exception(error)
+
+    async def joined(self) -> None:
+        """Wait until the router has let this node in."""
+        await self._joined.wait()
+
+    async def _beats(self) -> None:
+        due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            late, due = now - due > LATE_S, now + self._beat_s
+            assert self._router is not None
+            if self._router.beat(now, self._silence_s):
+                log.warning("the router has been silent for %.1f s: saying hello again", self._silence_s)
+            for dialled in self._peers.values():
+                # A prefill node has nothing to say while nothing is wanted of it: silence is no sign.
+                dialled.beat(now, float("inf"))
+            self.feed(Tick(late))
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    def feed(self, event: Any) -> None:
+        """Give the machine an event and do what it says, on the event loop."""
+        for action in self.machine.handle(event, time.monotonic()):
+            if isinstance(action, Send):
+                self._send(action.peer, action.message)
+            else:
+                self._execute(action)
+
+    # ---- frames ----------------------------------------------------------------------------------
+
+    def _on_frame(self, link: LinkId, envelope: Envelope) -> None:
+        assert self._router is not None
+        if link == self._router.link:
+            self._from_router(envelope)
+        elif link in self._links:
+            self._from_peer(self._links[link], envelope)
+        elif isinstance(envelope.message, Hello):
+            admitted, _ = self._doorway.hello(link, envelope, envelope.message)
+            if admitted is not None:
+                log.info("%s linked to this node", admitted.node)
+        elif not isinstance(envelope.message, WrongEpoch):
+            sender = self._doorway.sender(link, envelope)
+            if sender is not None:
+                self.feed(Received(sender, envelope.message))
+
+    def _from_router(self, envelope: Envelope) -> None:
+        assert self._router is not None
+        message = self._router.accept(envelope, time.monotonic())
+        if isinstance(message, Welcome):
+            self._beat_s, self._silence_s = message.heartbeat_s, message.node_lost_s
+            self.feed(Joined(message.lease_s))
+            self._joined.set()
+            log.info("joined the router")
+        elif isinstance(message, Refused):
+            self.fail(RefusedError(message.field, message.reason))
+        elif isinstance(message, Peers):
+            self._link(message.prefill)
+        elif message is not None and not isinstance(message, WrongEpoch):
+            self.feed(Received(ROUTER, message))
+
+    def _from_peer(self, node: NodeId, envelope: Envelope) -> None:
+        dialled = self._peers[node]
+        known = dialled.state is Acquaintance.KNOWN
+        message = dialled.accept(envelope, time.monotonic())
+        if known and dialled.state is not Acquaintance.KNOWN:
+            self._lose(node)
+        if isinstance(message, Welcome):
+            self._open_pool(node, message, envelope.sender)
+        elif isinstance(message, Refused):
+            log.error("%s refuses this node: %s: %s", node, message.field, message.reason)
+        elif message is not None and not isinstance(message, WrongEpoch):
+            self.feed(Received(node, message))
+
+    def _on_link_lost(self, link: LinkId) -> None:
+        assert self._router is not None
+        if link == self._router.link:
+            if self._router.lost():
+                log.warning("lost the connection to the router: it is dialled again")
+        elif link in self._links:
+            node = self._links[link]
+            if self._peers[node].lost():
+                self._lose(node)
+        else:
+            gone = self._doorway.lost(link)
+            if gone is not None:
+                log.info("%s is no longer linked to this node", gone)
+
+    # ---- peers that this node dials --------------------------------------------------------------
+
+    def _link(self, peers: Iterable[Peer]) -> None:
+        """Dial the peers that are new, leave those that are gone or have been replaced."""
+        told = {peer.node: peer for peer in peers}
+        for node, dialled in list(self._peers.items()):
+            if node not in told or dialled.expected != told[node].epoch:
+                self._unlink(node)
+        for node, peer in told.items():
+            if node not in self._peers:
+                link = self._endpoint.connect(peer.address)
+                self._links[link] = node
+                self._peers[node] = Dialled(link, self._endpoint, self.epoch, self._hello, expected=peer.epoch)
+                self._peers[node].greet()
+
+    def _unlink(self, node: NodeId) -> None:
+        dialled = self._peers.pop(node)
+        del self._links[dialled.link]
+        self._endpoint.close_link(dialled.link)
+        if dialled.lost():
+            self._lose(node)
+
+    def _open_pool(self, node: NodeId, welcome: Welcome, epoch: Epoch) -> None:
+        assert self._peer_pools is not None
+        if welcome.pool is None:
+            log.error("%s offers no pool", node)
+            return
+        self._peer_pools.opened(node, welcome.pool, epoch)
+        log.info("linked to %s, transport shared memory", node)
+        self.feed(LinkUp(node))
+
+    def _lose(self, node: NodeId) -> None:
+        log.warning("lost %s", node)
+        self.feed(LinkLost(node))
+        assert self._peer_pools is not None
+        self._peer_pools.closed(node)
+
+    # ---- out -------------------------------------------------------------------------------------
+
+    def _send(self, peer: NodeId, message: Message) -> None:
+        if peer == ROUTER:
+            assert self._router is not None
+            sent = self._router.send(message)
+        elif peer in self._peers:
+            sent = self._peers[peer].send(message)
+        else:
+            sent = self._doorway.send(peer, message)
+        if not sent:
+            # Nothing is assumed delivered: the beats, Want and Resume repeat it from state.
+            log.debug("could not send %s to %s", type(message).__name__, peer)
+
+    def _judge(self, hello: Hello) -> Refused | None:
+        return disagreement(self._hello.facts, hello.facts)
+
+    def _welcome(self) -> Welcome:
+        return Welcome(self._hello.node, self._pool_offer)

@@ -1,0 +1,138 @@
+"""A decode node at work: the scheduler on the event loop, the engine in its thread, copies in a worker.
+
+Executes what DecodeScheduler returns. Owns the engine thread, the copy worker and the read-only maps
+of the prefill nodes' pools. Created by the process entry.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pdserve.cluster.config import DecodeConfig
+from pdserve.cluster.messages import Hello, PoolOffer, Role
+from pdserve.cluster.node_life import ROUTER, NodeLife
+from pdserve.core.block_hash import BlockHasher
+from pdserve.core.ids import Epoch, NodeId
+from pdserve.decode_node.scheduler import DecodeScheduler
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.engine_thread import EngineThread
+from pdserve.engine.kv_pool import KVPool, PoolView
+from pdserve.engine.step import RunStep, StepDone
+from pdserve.kvtransfer.node_parts import NodeParts
+from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
+from pdserve.kvtransfer.shm import MappedPool, copy_and_verify, fetch_pool
+
+log = logging.getLogger(__name__)
+
+
+class MappedPeers:
+    """The pools of the prefill nodes, mapped read-only; a map outlives its owner until the last copy ends."""
+
+    def __init__(self, pool: KVPool):
+        self._pool = pool
+        self._maps: dict[NodeId, tuple[MappedPool, PoolView]] = {}
+        self._copying: dict[int, int] = {}
+        self._leaving: list[tuple[MappedPool, PoolView]] = []
+
+    def opened(self, node: NodeId, offer: PoolOffer, epoch: Epoch) -> None:
+        """Raises LayoutError or OSError when the pool cannot be mapped or is not what was offered."""
+        mapped = fetch_pool(offer, epoch)
+        view = PoolView(self._pool.spec, offer.num_blocks, mapped.buffer)
+        try:
+            view.check_header()
+        except Exception:
+            view.release()
+            mapped.close()
+            raise
+        self._maps[node] = (mapped, view)
+
+    def closed(self, node: NodeId) -> None:
+        entry = self._maps.pop(node, None)
+        if entry is not None:
+            self._leaving.append(entry)
+            self._unmap_idle()
+
+    def begin(self, node: NodeId) -> PoolView | None:
+        """The view to copy from, kept mapped until `end`; None when the peer is gone."""
+        entry = self._maps.get(node)
+        if entry is None:
+            return None
+        self._copying[id(entry[1])] = self._copying.get(id(entry[1]), 0) + 1
+        return entry[1]
+
+    def end(self, view: PoolView) -> None:
+        self._copying[id(view)] -= 1
+        self._unmap_idle()
+
+    def close(self) -> None:
+        for node in list(self._maps):
+            self.closed(node)
+
+    def _unmap_idle(self) -> None:
+        busy = [entry for entry in self._leaving if self._copying.get(id(entry[1]), 0)]
+        for mapped, view in self._leaving:
+            if not self._copying.pop(id(view), 0):
+                view.release()
+                mapped.close()
+        self._leaving = busy
+
+
+class DecodeNode:
+    def __init__(self, config: DecodeConfig, parts: NodeParts):
+        pool, epoch = parts.pool, Epoch.new()
+        self._pool = pool
+        self._peers = MappedPeers(pool)
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="copy")
+        scheduler = DecodeScheduler(
+            ROUTER,
+            BlockPool(pool.num_blocks, pool.view.generations),
+            BlockHasher(parts.facts.kv_fingerprint, pool.spec.block_size),
+            config.steps.max_step_tokens,
+            config.steps.max_running,
+            pool.spec.payload_bytes,
+        )
+        hello = Hello(NodeId(config.name), Role(config.role), parts.facts, parts.capacity)
+        self._life = NodeLife(hello, epoch, scheduler, self._execute, peer_pools=self._peers)
+        self._engine = EngineThread(parts.engine, lambda r: self._life.feed(StepDone(r)), self._life.fail)
+
+    async def run(self, config: DecodeConfig, stop: asyncio.Event) -> None:
+        network = config.network
+        try:
+            await self._life.run(network.router, network.listen, network.advertise, stop)
+        finally:
+            self._engine.close()
+            self._copier.shutdown(wait=True)
+            self._peers.close()
+
+    def _execute(self, action: RunStep | CopyBlocks) -> None:
+        if isinstance(action, RunStep):
+            self._engine.run(action.plan)
+        else:
+            self._copy(action)
+
+    def _copy(self, action: CopyBlocks) -> None:
+        loop = asyncio.get_running_loop()
+        source = self._peers.begin(action.peer)
+        if source is None:
+            gone = CopyDone(action.key, action.copies, (Verdict.MOVED,) * len(action.copies))
+            loop.call_soon(self._life.feed, gone)
+            return
+
+        def ended(future: "Future[tuple[list[Verdict], float]]") -> None:
+            loop.call_soon_threadsafe(self._copied, action, source, future)
+
+        self._copier.submit(copy_and_verify, source, self._pool, action.copies).add_done_callback(ended)
+
+    def _copied(self, action: CopyBlocks, source: PoolView, future: "Future[tuple[list[Verdict], float]]") -> None:
+        self._peers.end(source)
+        error = future.exception()
+        if error is not None:
+            self._life.fail(error)
+            return
+        verdicts, busy_s = future.result()
+        self._life.feed(CopyDone(action.key, action.copies, tuple(verdicts), busy_s))
+
+
+async def serve(config: DecodeConfig, parts: NodeParts, stop: asyncio.Event) -> None:
+    """Run a decode node until `stop` is set; everything it opened is closed on return."""
+    await DecodeNode(config, parts).run(config, stop)

@@ -1,0 +1,43 @@
+"""A node as a process, whatever its role: load, serve until a signal, close in order."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from pdserve.cluster.config import Compute, Memory, NodeServing
+from pdserve.cluster.logs import start_logging
+from pdserve.kvtransfer.node_parts import NodeParts, load_node_parts
+
+Serve = Callable[[Any, NodeParts, asyncio.Event], Awaitable[None]]
+
+
+class NodeConfig(Protocol):
+    """What the two node configs share."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def serving(self) -> NodeServing: ...
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def compute(self) -> Compute: ...
+
+
+def run_node(config: NodeConfig, max_running: int, serve: Serve) -> int:
+    """Load the model and run `serve` until SIGTERM or SIGINT; returns the exit code."""
+    start_logging()
+    parts = load_node_parts(config.name, config.serving, config.memory, config.compute, max_running)
+    try:
+        asyncio.run(_until_signal(config, parts, serve))
+    finally:
+        parts.close()
+    return 0
+
+
+async def _until_signal(config: NodeConfig, parts: NodeParts, serve: Serve) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await serve(config, parts, stop)

@@ -1,0 +1,43 @@
+"""A prefill node at work: the scheduler on the event loop, the engine in its thread, the pool on offer.
+
+Executes what PrefillScheduler returns. Owns the engine thread and the server that hands the pool's
+descriptor to decode nodes on this host. Created by the process entry.
+"""
+
+import asyncio
+
+from pdserve.cluster.config import PrefillConfig
+from pdserve.cluster.messages import Hello, Role
+from pdserve.cluster.node_life import ROUTER, NodeLife
+from pdserve.core.ids import Epoch, NodeId
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.engine_thread import EngineThread
+from pdserve.engine.planner import Policy
+from pdserve.engine.step import RunStep, StepDone
+from pdserve.kvtransfer.node_parts import NodeParts
+from pdserve.kvtransfer.shm import PoolServer
+from pdserve.prefill_node.scheduler import PrefillScheduler
+
+
+async def serve(config: PrefillConfig, parts: NodeParts, stop: asyncio.Event) -> None:
+    """Run a prefill node until `stop` is set; everything it opened is closed on return."""
+    epoch = Epoch.new()
+    scheduler = PrefillScheduler(
+        ROUTER,
+        BlockPool(parts.pool.num_blocks, parts.pool.view.generations),
+        parts.pool.spec.block_size,
+        config.steps.max_step_tokens,
+        Policy(config.steps.prefill_policy),
+    )
+    hello = Hello(NodeId(config.name), Role.PREFILL, parts.facts, parts.capacity)
+    async with PoolServer(parts.memory, epoch, parts.pool.num_blocks, parts.pool.spec.block_bytes) as server:
+
+        def execute(action: RunStep) -> None:
+            engine.run(action.plan)
+
+        life = NodeLife(hello, epoch, scheduler, execute, pool_offer=server.offer)
+        engine = EngineThread(parts.engine, lambda result: life.feed(StepDone(result)), life.fail)
+        try:
+            await life.run(config.network.router, config.network.listen, config.network.advertise, stop)
+        finally:
+            engine.close()

@@ -1,0 +1,10 @@
+"""The prefill node as a process."""
+
+from pdserve.cluster.config import PrefillConfig
+from pdserve.kvtransfer.node_process import run_node
+from pdserve.prefill_node.node import serve
+
+
+def run(config: PrefillConfig) -> int:
+    """Serve until a signal; returns the exit code. Raises what the start refuses."""
+    return run_node(config, config.steps.max_running, serve)

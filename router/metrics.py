@@ -1,0 +1,98 @@
+"""What /metrics shows: the router's histograms and counters, and every node's gauges.
+
+Owned by RouterService. Nodes report their gauges in each beat, so one scrape of the router sees the
+whole cluster; the numbers are at most one beat old.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pdserve.router.dispatcher import Dispatcher
+from pdserve.router.record import Record
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+TPOT_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.2, 0.5, 1.0)
+
+
+class NodeGauges(Collector):
+    """Gauges of all nodes, read from the dispatcher at scrape time."""
+
+    def __init__(self) -> None:
+        self.dispatcher: Dispatcher | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        blocks = GaugeMetricFamily("pdserve_kv_blocks", "KV blocks by state", labels=("node", "role", "state"))
+        running = GaugeMetricFamily("pdserve_running", "Requests being computed", labels=("node", "role"))
+        waiting = GaugeMetricFamily("pdserve_waiting", "Requests waiting on a node", labels=("node", "role"))
+        leases = GaugeMetricFamily("pdserve_leases", "Leases held on a node", labels=("node", "role"))
+        tokens = GaugeMetricFamily(
+            "pdserve_queued_tokens", "Tokens to be computed before a node is idle", labels=("node", "role")
+        )
+        queued = GaugeMetricFamily("pdserve_router_queued_requests", "Requests in the router's queue")
+        if self.dispatcher is not None:
+            queued.add_metric((), self.dispatcher.num_queued)
+            for node in self.dispatcher.nodes.values():
+                gauges = node.gauges
+                if gauges is None:
+                    continue
+                labels = (node.node, str(node.role))
+                states = {
+                    "free": gauges.num_free,
+                    "cached": gauges.num_cached,
+                    "held": gauges.num_held,
+                    "leased": gauges.num_leased,
+                }
+                for state, value in states.items():
+                    blocks.add_metric((*labels, state), value)
+                running.add_metric(labels, gauges.num_running)
+                waiting.add_metric(labels, gauges.num_waiting)
+                leases.add_metric(labels, gauges.num_leases)
+                tokens.add_metric(labels, gauges.num_queued_tokens)
+        yield from (blocks, running, waiting, leases, tokens, queued)
+
+
+class RouterMetrics:
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._gauges = NodeGauges()
+        self._registry.register(self._gauges)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(f"pdserve_{name}_seconds", text, buckets=buckets, registry=self._registry)
+
+        self._ttft = histogram("ttft", "From the request's arrival to its first token")
+        self._second = histogram("time_to_second_token", "From the request's arrival to its second token")
+        self._tpot = histogram("tpot", "Mean time per output token after the first", TPOT_SECONDS)
+        self._queue = histogram("queue", "From the request's arrival to its dispatch")
+        self._transfer = histogram("exposed_transfer", "From the first token to all blocks verified")
+        self._requests = Counter("pdserve_requests", "Requests by how they ended", ("finish",), registry=self._registry)
+        self._prompt = Counter("pdserve_prompt_tokens", "Prompt tokens of ended requests", registry=self._registry)
+        self._output = Counter("pdserve_output_tokens", "Tokens streamed", registry=self._registry)
+        self._moved = Counter("pdserve_kv_moved_bytes", "KV bytes pulled between nodes", registry=self._registry)
+        self._attempts = Counter("pdserve_retries", "Attempts after the first", registry=self._registry)
+
+    def observe(self, record: Record) -> None:
+        """Count a request that ended."""
+        ledger = record.ledger()
+        for histogram, name in (
+            (self._ttft, "ttft_s"),
+            (self._second, "time_to_second_token_s"),
+            (self._tpot, "tpot_s"),
+            (self._queue, "queue_s"),
+            (self._transfer, "exposed_transfer_s"),
+        ):
+            if ledger[name] is not None:
+                histogram.observe(ledger[name])
+        self._requests.labels(record.finish or "unknown").inc()
+        self._prompt.inc(len(record.prompt))
+        self._output.inc(len(record.outputs))
+        self._moved.inc(record.bytes_moved)
+        self._attempts.inc(max(0, record.attempt - 1))
+
+    def text(self, dispatcher: Dispatcher) -> bytes:
+        """Prometheus' text format."""
+        self._gauges.dispatcher = dispatcher
+        return generate_latest(self._registry)

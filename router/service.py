@@ -1,0 +1,287 @@
+"""The asyncio edge of the router: links to nodes on one side, streams to the front door on the other.
+
+Feeds the dispatcher with what arrives, executes what it returns, and beats. Owns the endpoint, the
+names of links, the streams and the metrics; records and node state belong to the dispatcher. Created
+by the router's process entry.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pdserve.cluster.codec import Envelope
+from pdserve.cluster.config import Admission, Control
+from pdserve.cluster.endpoint import Endpoint, LinkId
+from pdserve.cluster.events import Received, Tick
+from pdserve.cluster.membership import Admitted, Doorway, disagreement
+from pdserve.cluster.messages import Facts, Held, Hello, Refused, Role, Send, Welcome, WrongEpoch
+from pdserve.core.block_hash import BlockHasher
+from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
+from pdserve.router.dispatcher import (
+    Action,
+    ClientGone,
+    Deliver,
+    Dispatcher,
+    Event,
+    GiveUp,
+    NodeJoined,
+    NodeLost,
+    Submit,
+)
+from pdserve.router.generation import GenerationError, GenerationRequest, Progress
+from pdserve.router.metrics import RouterMetrics
+from pdserve.router.record import Record, Times
+
+log = logging.getLogger(__name__)
+
+ROUTER = NodeId("router")
+RETRY_AFTER_S = 1
+
+
+class TokenStream:
+    """One request as its reader sees it. Tokens that arrive while nobody reads are merged."""
+
+    def __init__(self, record: Record, service: "RouterService"):
+        self.record = record
+        self._service = service
+        self._pending: list[int] = []
+        self._finish: str | None = None
+        self._error: GenerationError | None = None
+        self._wake = asyncio.Event()
+
+    def __aiter__(self) -> AsyncIterator[Progress]:
+        return self._read()
+
+    async def _read(self) -> AsyncIterator[Progress]:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._pending or self._finish is not None:
+                token_ids, self._pending = self._pending, []
+                yield Progress(token_ids, self._finish)
+                if self._finish is not None:
+                    return
+            elif self._error is not None:
+                raise self._error
+
+    def push(self, token_ids: tuple[int, ...], finish: str | None) -> None:
+        self._pending += token_ids
+        self._finish = finish
+        self._wake.set()
+
+    def fail(self, error: GenerationError) -> None:
+        self._error = error
+        self._wake.set()
+
+    def cancel(self) -> None:
+        self._service.cancel(self.record)
+
+    def metrics(self) -> dict[str, Any]:
+        return self.record.ledger()
+
+
+class RouterService:
+    """facts: the checkpoint and tokenizer that the router itself has loaded."""
+
+    def __init__(self, control: Control, admission: Admission, facts: Facts, max_model_len: int):
+        self.epoch = Epoch.new()
+        self.metrics = RouterMetrics()
+        self._control = control
+        self._admission = admission
+        self._facts = facts
+        self._max_model_len = max_model_len
+        self._dispatcher = Dispatcher(admission.recovery_attempts)
+        self._streams: dict[RequestId, TokenStream] = {}
+        self._heard: dict[NodeId, float] = {}
+        self._endpoint = Endpoint(self.epoch, self._on_frame, self._on_link_lost)
+        self._doorway = Doorway(self.epoch, self._endpoint, self._judge, self._welcome)
+        self._was_ready = False
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Let nodes in and serve until `stop` is set."""
+        address = await self._endpoint.listen(self._control.control)
+        log.info("control plane on %s, waiting for nodes", address)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                beats = tasks.create_task(self._beats(), name="beats")
+                await stop.wait()
+                beats.cancel()
+        finally:
+            for stream in list(self._streams.values()):
+                stream.fail(GenerationError(503, "shutting_down", "the router is stopping", RETRY_AFTER_S))
+            await self._endpoint.close()
+
+    async def _beats(self) -> None:
+        while True:
+            now = time.monotonic()
+            for node, heard in list(self._heard.items()):
+                if now - heard > self._control.node_lost_s:
+                    self._lose(node, f"silent for {now - heard:.1f} s")
+            self._feed(Tick())
+            await asyncio.sleep(self._control.heartbeat_s)
+
+    # ---- GenerationService -----------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest) -> TokenStream:
+        """Queue a request; its record is made here, its id is never the client's."""
+        ready, reason = self._dispatcher.readiness()
+        if not ready:
+            raise GenerationError(503, "no_node_ready", f"cannot serve now: {reason}", RETRY_AFTER_S)
+        self._check_capacity(request)
+        limit = self._admission.max_queued_requests
+        if self._dispatcher.num_queued >= limit:
+            message = f"{limit} requests are waiting already, the limit that max_queued_requests sets"
+            raise GenerationError(429, "rate_limit_exceeded", message, RETRY_AFTER_S)
+        record = Record(
+            new_request_id(),
+            request.label,
+            request.prompt_ids,
+            request.params,
+            Times(request.arrived_at),
+            priority=request.priority,
+        )
+        stream = self._streams[record.request] = TokenStream(record, self)
+        self._feed(Submit(record))
+        return stream
+
+    def cancel(self, record: Record) -> None:
+        if self._streams.pop(record.request, None) is not None:
+            record.finish = record.finish or "cancelled"
+            self._feed(ClientGone(record.request))
+            self._finished(record)
+
+    def readiness(self) -> tuple[bool, str]:
+        return self._dispatcher.readiness()
+
+    def metrics_text(self) -> bytes:
+        return self.metrics.text(self._dispatcher)
+
+    def _check_capacity(self, request: GenerationRequest) -> None:
+        """What cannot fit an empty pool is refused, with both numbers."""
+        prefill_tokens, decode_tokens = self._dispatcher.largest()
+        prompt, total = len(request.prompt_ids), len(request.prompt_ids) + request.params.max_tokens - 1
+        for what, needed, held in (("prompt", prompt, prefill_tokens), ("prompt and output", total, decode_tokens)):
+            if needed > held:
+                message = (
+                    f"the {what} need KV for {needed} tokens, the largest node holds {held}: "
+                    "shorten them or raise --kv-memory of the nodes"
+                )
+                raise GenerationError(400, "context_length_exceeded", message)
+
+    # ---- frames ----------------------------------------------------------------------------------
+
+    def _on_frame(self, link: LinkId, envelope: Envelope) -> None:
+        message = envelope.message
+        if isinstance(message, Hello):
+            admitted, before = self._doorway.hello(link, envelope, message)
+            if before is not None and admitted is not None:
+                self._feed(NodeLost(before.node, "another incarnation joined"))
+            if admitted is not None:
+                self._join(admitted)
+        elif not isinstance(message, WrongEpoch):
+            sender = self._doorway.sender(link, envelope)
+            if sender is not None:
+                self._heard[sender] = time.monotonic()
+                self._feed(Received(sender, message))
+                if isinstance(message, Held):
+                    self._announce_readiness()
+
+    def _on_link_lost(self, link: LinkId) -> None:
+        node = self._doorway.lost(link)
+        if node is not None:
+            self._lose(node, "connection lost")
+
+    def _join(self, admitted: Admitted) -> None:
+        hello = admitted.hello
+        hasher = BlockHasher(hello.facts.kv_fingerprint, hello.capacity.block_size)
+        self._heard[admitted.node] = time.monotonic()
+        log.info(
+            "%s joined as %s: %d KV blocks, %d tokens",
+            admitted.node,
+            hello.role,
+            hello.capacity.num_blocks,
+            hello.capacity.num_blocks * hello.capacity.block_size,
+        )
+        self._feed(NodeJoined(admitted.node, hello.role, admitted.epoch, hello.capacity, hello.peer_address, hasher))
+        self._feed(Tick())
+
+    def _lose(self, node: NodeId, reason: str) -> None:
+        log.warning("lost %s: %s", node, reason)
+        self._heard.pop(node, None)
+        self._doorway.drop(node)
+        self._feed(NodeLost(node, reason))
+        self._announce_readiness()
+
+    def _judge(self, hello: Hello) -> Refused | None:
+        if hello.role is Role.ROUTER:
+            return Refused("role", "a router cannot join a router")
+        if hello.capacity.max_model_len < self._max_model_len:
+            theirs, ours = hello.capacity.max_model_len, self._max_model_len
+            return Refused("max_model_len", f"{theirs} on the node is below {ours} on the router")
+        refused = disagreement(self._facts, hello.facts)
+        for other in self._doorway.members.values():
+            if refused is None and other.node != hello.node:
+                refused = disagreement(other.hello.facts, hello.facts)
+        if refused is not None:
+            log.error("%s is refused: %s: %s", hello.node, refused.field, refused.reason)
+        return refused
+
+    def _welcome(self) -> Welcome:
+        control = self._control
+        return Welcome(ROUTER, None, control.heartbeat_s, control.lease_s, control.node_lost_s)
+
+    # ---- the machine -----------------------------------------------------------------------------
+
+    def _feed(self, event: Event) -> None:
+        for action in self._dispatcher.handle(event, time.monotonic()):
+            self._execute(action)
+
+    def _execute(self, action: Action) -> None:
+        if isinstance(action, Send):
+            if not self._doorway.send(action.peer, action.message):
+                log.debug("could not send %s to %s", type(action.message).__name__, action.peer)
+            return
+        stream = self._streams.get(action.request)
+        if stream is None:
+            return
+        if isinstance(action, Deliver):
+            stream.push(action.token_ids, action.finish)
+            if action.finish is not None:
+                del self._streams[action.request]
+                self._finished(stream.record)
+        elif isinstance(action, GiveUp):
+            del self._streams[action.request]
+            stream.record.finish = "error"
+            stream.fail(GenerationError(503, "node_failure", action.reason, RETRY_AFTER_S))
+            self._finished(stream.record)
+
+    def _finished(self, record: Record) -> None:
+        """One log line and one observation a request, however it ended."""
+        ledger = record.ledger()
+        self.metrics.observe(record)
+        log.info(
+            "request %s: %d prompt + %d output tokens, TTFT %s, TPOT %s, %s, nodes %s, finish %s%s",
+            record.label,
+            len(record.prompt),
+            len(record.outputs),
+            _milliseconds(ledger["ttft_s"]),
+            _milliseconds(ledger["tpot_s"]),
+            record.plan or "not started",
+            "+".join(record.nodes) or "none",
+            record.finish,
+            f", attempts {record.attempt} ({'; '.join(record.failures)})" if record.failures else "",
+        )
+
+    def _announce_readiness(self) -> None:
+        ready, reason = self._dispatcher.readiness()
+        if ready != self._was_ready:
+            self._was_ready = ready
+            log.info("serving" if ready else f"not ready: {reason}")
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
