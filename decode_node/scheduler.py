@@ -305,7 +305,8 @@ class DecodeScheduler:
     def _complete(self, job: Job, now: float) -> list[Action]:
         """Every block is verified: release the source and join the next step with its token as input."""
         pull, sequence = job.pull, job.sequence
-        assert pull is not None and pull.end is not None
+        assert pull is not None
+        assert pull.end is not None
         ready = Ready(
             sequence.request,
             sequence.attempt,
@@ -325,7 +326,8 @@ class DecodeScheduler:
     def _compute_rest(self, job: Job) -> list[Action]:
         """Blocks that could not be verified are computed here; what was verified is found again by hash."""
         pull, sequence = job.pull, job.sequence
-        assert pull is not None and pull.end is not None
+        assert pull is not None
+        assert pull.end is not None
         self._give_back(job)
         sequence.tokens.append(pull.end.token)
         job.phase = Phase.QUEUED

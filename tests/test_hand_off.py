@@ -1,5 +1,6 @@
-"""The hand-off between real schedulers on an injected clock: order, progress, bytes, and what happens to the odd ones."""
+"""The hand-off between real schedulers on an injected clock: order, progress, bytes, and the odd cases."""
 
+import itertools
 import random
 
 import pytest
@@ -50,7 +51,7 @@ def test_the_bytes_of_a_chunk_are_verified_before_the_next_chunk_ends():
         elif what == "D0 verified":
             verified.update((block_hash, when) for block_hash in detail)
     assert len(ends) == 5
-    for (_, sealed), (next_end, _) in zip(ends, ends[1:], strict=False):
+    for (_, sealed), (next_end, _) in itertools.pairwise(ends):
         assert len(sealed) == 2
         assert all(verified[block_hash] < next_end for block_hash in sealed)
 
@@ -72,7 +73,7 @@ def test_hundred_requests_flow_through_pools_that_hold_two_prompts():
     cluster.run()
     assert cluster.results(*requests) == [continuation(prompt, 4) for prompt in prompts]
     progress = [when for when, what, _ in cluster.trace if what.endswith((" step", " copy", " stepped", " verified"))]
-    assert max(b - a for a, b in zip(progress, progress[1:], strict=False)) < 0.5
+    assert max(b - a for a, b in itertools.pairwise(progress)) < 0.5
     cluster.assert_drained()
 
 
@@ -120,13 +121,13 @@ def test_requests_with_a_common_prefix_pull_it_once():
 def test_a_joiner_takes_over_when_the_owner_of_a_copy_is_cancelled():
     cluster = InProcessCluster(num_prefill=2, timing=Timing(block=0.05))
     common = make_prompt(8 * BLOCK)
-    owner = cluster.submit(common + [1], max_tokens=3)
-    joiner = cluster.submit(common + [2], max_tokens=3)
+    owner = cluster.submit([*common, 1], max_tokens=3)
+    joiner = cluster.submit([*common, 2], max_tokens=3)
     cluster.run(until=lambda: any(what == "D0 copy" for _, what, _ in cluster.trace))
     cluster.cancel(owner)
     cluster.outcomes.pop(owner)
     cluster.run()
-    assert cluster.outcomes[joiner].tokens == continuation(common + [2], 3)
+    assert cluster.outcomes[joiner].tokens == continuation([*common, 2], 3)
     cluster.assert_drained()
 
 
