@@ -155,8 +155,7 @@ def parse_completion(body: dict[str, Any], card: ModelCard, defaults: Generation
     fields = Fields(body)
     _check_model(fields, card)
     prompt = _parse_prompt(fields.value("prompt"), card)
-    max_tokens = fields.integer("max_tokens", 1, MAX_INT32)
-    return _parse_call(fields, prompt, max_tokens, card, defaults)
+    return _parse_call(fields, prompt, card, defaults)
 
 
 def parse_chat(body: dict[str, Any], card: ModelCard, defaults: GenerationDefaults) -> Call:
@@ -164,22 +163,16 @@ def parse_chat(body: dict[str, Any], card: ModelCard, defaults: GenerationDefaul
     fields = Fields(body)
     _check_model(fields, card)
     conversation = parse_conversation(fields.value("messages"))
-    max_tokens = fields.integer("max_tokens", 1, MAX_INT32)
-    alias = fields.integer("max_completion_tokens", 1, MAX_INT32)
-    if max_tokens is not None and alias is not None and max_tokens != alias:
-        raise invalid("max_completion_tokens", f"{alias} contradicts max_tokens ({max_tokens})")
-    return _parse_call(fields, conversation, alias if max_tokens is None else max_tokens, card, defaults)
+    return _parse_call(fields, conversation, card, defaults)
 
 
-def _parse_call(
-    fields: Fields, prompt: Prompt, max_tokens: int | None, card: ModelCard, defaults: GenerationDefaults
-) -> Call:
+def _parse_call(fields: Fields, prompt: Prompt, card: ModelCard, defaults: GenerationDefaults) -> Call:
     stream = fields.flag("stream")
     call = Call(
         prompt=prompt,
         stream=stream,
         include_usage=_parse_include_usage(fields, stream),
-        max_tokens=max_tokens,
+        max_tokens=_parse_max_tokens(fields),
         sampling=_parse_sampling(fields, card, defaults),
         stop_strings=_parse_stop_strings(fields),
         keep_stop=fields.flag("include_stop_str_in_output"),
@@ -218,6 +211,14 @@ def _check_token_ids(value: list[Any], field: str, card: ModelCard) -> None:
         if type(token_id) is not int or not 0 <= token_id < card.vocab_size:
             needed = f"a token id from 0 to {card.vocab_size - 1} is needed"
             raise invalid(f"{field}[{index}]", f"{needed}, not {shown(token_id)}")
+
+
+def _parse_max_tokens(fields: Fields) -> int | None:
+    max_tokens = fields.integer("max_tokens", 1, MAX_INT32)
+    newer_name = fields.integer("max_completion_tokens", 1, MAX_INT32)
+    if max_tokens is not None and newer_name is not None and max_tokens != newer_name:
+        raise invalid("max_completion_tokens", f"{newer_name} contradicts max_tokens ({max_tokens})")
+    return newer_name if max_tokens is None else max_tokens
 
 
 def _parse_sampling(fields: Fields, card: ModelCard, defaults: GenerationDefaults) -> SamplingParams:

@@ -42,9 +42,15 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-REQUEST_ID = "request_id"
+REQUEST_ID = web.RequestKey("request_id", str)
 MAX_REQUEST_ID = 128
 MAX_LINE_BYTES = 8190
+
+# Parsing JSON holds the event loop: 2 ms for 1 MiB of text, 23 ms of token ids, 115 ms of empty lists at the
+# worst (measured 2026-11). So a body may not be much larger than an honest one: a token is 4 to 5 characters,
+# each 6 bytes when escaped.
+MIN_BODY_BYTES = 1 << 20
+BODY_BYTES_PER_TOKEN = 32
 NUM_TOKENIZER_THREADS = 2
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVENT_STREAM_HEADERS = {
@@ -58,12 +64,17 @@ EVENT_STREAM_HEADERS = {
 class FrontDoorLimits:
     """What one request may cost before it is understood.
 
-    max_body_bytes  of the JSON body (413 beyond)
+    max_body_bytes  of the JSON body (413 beyond); None: what a prompt that fills the context can need
     body_timeout_s  for the whole body to arrive (408 beyond)
     """
 
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int | None = None
     body_timeout_s: float = 30.0
+
+    def max_body_bytes_for(self, card: ModelCard) -> int:
+        if self.max_body_bytes is not None:
+            return self.max_body_bytes
+        return max(MIN_BODY_BYTES, BODY_BYTES_PER_TOKEN * card.max_model_len)
 
 
 def create_app(
@@ -91,8 +102,11 @@ def create_app(
     return app
 
 
-def make_runner(app: web.Application) -> web.AppRunner:
-    """A runner that cancels the handler of a client that went away, and inflates no compressed body."""
+def make_runner(app: web.Application, shutdown_timeout_s: float = 2.0) -> web.AppRunner:
+    """A runner that cancels the handler of a client that went away, and inflates no compressed body.
+
+    On cleanup, requests in flight have shutdown_timeout_s to end (aiohttp grants it twice); then they are cancelled.
+    """
     return web.AppRunner(
         app,
         access_log=None,
@@ -100,6 +114,7 @@ def make_runner(app: web.Application) -> web.AppRunner:
         auto_decompress=False,
         max_line_size=MAX_LINE_BYTES,
         max_field_size=MAX_LINE_BYTES,
+        shutdown_timeout=shutdown_timeout_s,
     )
 
 
@@ -128,11 +143,11 @@ class FrontDoor:
         self._threads.shutdown(cancel_futures=True)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        body = await read_object(request, self._limits.max_body_bytes, self._limits.body_timeout_s)
+        body = await self._read_body(request)
         return await self._generate(request, parse_completion(body, self._card, self._defaults))
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        body = await read_object(request, self._limits.max_body_bytes, self._limits.body_timeout_s)
+        body = await self._read_body(request)
         return await self._generate(request, parse_chat(body, self._card, self._defaults))
 
     async def models(self, request: web.Request) -> web.StreamResponse:
@@ -155,6 +170,9 @@ class FrontDoor:
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._service.metrics_text(), headers={"Content-Type": METRICS_TYPE})
+
+    async def _read_body(self, request: web.Request) -> dict[str, Any]:
+        return await read_object(request, self._limits.max_body_bytes_for(self._card), self._limits.body_timeout_s)
 
     async def _generate(self, request: web.Request, call: Call) -> web.StreamResponse:
         arrived_at = time.monotonic()

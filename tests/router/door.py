@@ -1,0 +1,184 @@
+"""A front door on a real socket over a service that follows a script, and a client for it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from pdserve.core.model_config import GenerationDefaults
+from pdserve.core.sampling import SamplingParams
+from pdserve.router.app import FrontDoorLimits, create_app, make_runner
+from pdserve.router.generation import GenerationError, GenerationRequest, ModelCard, Progress
+from pdserve.router.tokenizer import TextModel
+from tests.checkpoints import EOS_ID, VOCAB_SIZE
+
+MODEL = "tiny"
+CONTEXT = 256
+METRICS = {"queue_s": 0.0, "nodes": ["P0", "D0"]}
+CARD = ModelCard(MODEL, max_model_len=CONTEXT, vocab_size=VOCAB_SIZE)
+DEFAULTS = GenerationDefaults(eos_ids=(EOS_ID,))
+
+
+@dataclass
+class Script:
+    """What the model says.
+
+    merge      tokens a Progress carries
+    error      raised in place of token number error_at
+    waits_at   the token number before which the stream waits until it is cancelled
+    """
+
+    token_ids: list[int]
+    merge: int = 1
+    error: Exception | None = None
+    error_at: int = 0
+    waits_at: int | None = None
+
+
+class ScriptedStream:
+    def __init__(self, script: Script, params: SamplingParams):
+        self.cancelled = asyncio.Event()
+        self.num_given = 0
+        self._script = script
+        self._params = params
+        self._finished = False
+
+    def __aiter__(self) -> "ScriptedStream":
+        return self
+
+    async def __anext__(self) -> Progress:
+        if self._finished:
+            raise StopAsyncIteration
+        script, token_ids, finish = self._script, [], None
+        while finish is None and len(token_ids) < script.merge and self.num_given < len(script.token_ids):
+            if script.error is not None and self.num_given >= script.error_at:
+                raise script.error
+            if script.waits_at == self.num_given:
+                await self.cancelled.wait()
+                raise StopAsyncIteration
+            token_ids.append(script.token_ids[self.num_given])
+            self.num_given += 1
+            finish = self._params.finish_reason(self.num_given, token_ids[-1])
+        if not token_ids:
+            raise StopAsyncIteration
+        self._finished = finish is not None
+        return Progress(token_ids, finish)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def metrics(self) -> dict[str, Any]:
+        return METRICS
+
+
+@dataclass
+class ScriptedService:
+    script: Script
+    refusal: GenerationError | None = None
+    ready: tuple[bool, str] = (True, "1 prefill and 1 decode node")
+    requests: list[GenerationRequest] = field(default_factory=list)
+    streams: list[ScriptedStream] = field(default_factory=list)
+    submitted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def submit(self, request: GenerationRequest) -> ScriptedStream:
+        if self.refusal is not None:
+            raise self.refusal
+        stream = ScriptedStream(self.script, request.params)
+        self.requests.append(request)
+        self.streams.append(stream)
+        self.submitted.set()
+        return stream
+
+    def readiness(self) -> tuple[bool, str]:
+        return self.ready
+
+    def metrics_text(self) -> bytes:
+        return b"# TYPE pdserve_running gauge\npdserve_running 0\n"
+
+
+@dataclass(frozen=True)
+class Response:
+    status: int
+    headers: Any
+    raw: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.raw)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The OpenAI error object; the response must be exactly that."""
+        body = self.json
+        assert set(body) == {"error"}
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert self.headers["Content-Type"].startswith("application/json")
+        return body["error"]
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of each server-sent event, "[DONE]" as it is."""
+        assert self.headers["Content-Type"].startswith("text/event-stream")
+        blocks = self.raw.decode("utf-8").split("\n\n")
+        assert blocks.pop() == ""
+        data = [block.removeprefix("data: ") for block in blocks]
+        return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+@dataclass
+class Door:
+    """A client of a running front door."""
+
+    session: aiohttp.ClientSession
+    address: tuple[str, int]
+
+    async def send(self, method: str, path: str, **options: Any) -> Response:
+        url = "http://{}:{}".format(*self.address) + path
+        async with self.session.request(method, url, **options) as response:
+            return Response(response.status, response.headers, await response.read())
+
+    async def get(self, path: str) -> Response:
+        return await self.send("GET", path)
+
+    async def complete(self, prompt: Any = "hello", **fields: Any) -> Response:
+        return await self.send("POST", "/v1/completions", json={"model": MODEL, "prompt": prompt, **fields})
+
+    async def chat(self, messages: Any = None, **fields: Any) -> Response:
+        messages = [{"role": "user", "content": "hello"}] if messages is None else messages
+        return await self.send("POST", "/v1/chat/completions", json={"model": MODEL, "messages": messages, **fields})
+
+
+@asynccontextmanager
+async def open_door(
+    service: ScriptedService,
+    text: TextModel,
+    *,
+    card: ModelCard = CARD,
+    defaults: GenerationDefaults = DEFAULTS,
+    limits: FrontDoorLimits | None = None,
+) -> AsyncIterator[Door]:
+    runner = make_runner(create_app(card, service, text, defaults, limits), shutdown_timeout_s=0.05)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        async with aiohttp.ClientSession() as session:
+            yield Door(session, runner.addresses[0][:2])
+    finally:
+        await runner.cleanup()
+
+
+def says(text: TextModel, answer: str, **fields: Any) -> ScriptedService:
+    """A service whose model says `answer`, a byte a token, and then EOS."""
+    return ScriptedService(Script([*text.encode(answer), EOS_ID], **fields))
+
+
+def shown_text(events: list[Any]) -> str:
+    """What a client concatenates from a stream."""
+    choices = [choice for item in events if item != "[DONE]" for choice in item.get("choices", ())]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
