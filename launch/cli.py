@@ -42,7 +42,6 @@ DESCRIPTIONS = {
     "prefill": "One prefill node: turns prompts into KV blocks for decode nodes.",
     "decode": "One decode node: pulls KV blocks and streams tokens.",
 }
-LAYERS = "Each option is also PDSERVE_<NAME> in the environment and <name> in the TOML file."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -140,8 +139,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def role_parser(role: str) -> Parser:
     """The parser of a role's own command."""
-    parser = make_parser(f"pdserve {role}", f"{DESCRIPTIONS[role]}\n{LAYERS}", f"pdserve {role} [options]")
-    parser.add_argument("--config", metavar="FILE", help="TOML file; flags and environment go before it")
+    parser = make_parser(f"pdserve {role}", DESCRIPTIONS[role], f"pdserve {role} [options]")
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file; PDSERVE_<NAME> variables go before it, flags before these"
+    )
     add_settings(parser, settings_of(CONFIGS[role]))
     return parser
 
