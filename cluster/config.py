@@ -64,7 +64,7 @@ class Admission:
 @dataclass(frozen=True, slots=True)
 class NodeServing:
     model: Path | None = setting(None, readers.folder(), MODEL)
-    dtype: str = setting("auto", readers.choice(*DTYPES, metavar="TYPE"), "of weights and KV: " + ", ".join(DTYPES))
+    dtype: str = setting("auto", readers.choice(*DTYPES, metavar="TYPE"), "number type: " + ", ".join(DTYPES))
     device: str = setting("cpu", readers.choice("cpu", "cuda"), "what the model runs on")
     max_model_len: int | None = setting(None, readers.integer(8, 1 << 24), MAX_MODEL_LEN)
 

@@ -141,7 +141,7 @@ def role_parser(role: str) -> Parser:
     """The parser of a role's own command."""
     parser = make_parser(f"pdserve {role}", DESCRIPTIONS[role], f"pdserve {role} [options]")
     parser.add_argument(
-        "--config", metavar="FILE", help="TOML file; PDSERVE_<NAME> variables go before it, flags before these"
+        "--config", metavar="FILE", help="TOML file, below PDSERVE_<NAME> variables, below flags"
     )
     add_settings(parser, settings_of(CONFIGS[role]))
     return parser
