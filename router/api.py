@@ -269,10 +269,10 @@ def _parse_include_usage(fields: Fields, stream: bool) -> bool:
     options = fields.object("stream_options")
     if options is None:
         return False
-    if not stream:
-        raise invalid("stream_options", "it is only allowed when stream is true")
     include_usage = options.flag("include_usage")
     options.refuse_rest({"continuous_usage_stats": (False,)}, ("include_obfuscation",))
+    if include_usage and not stream:
+        raise invalid("stream_options", "include_usage needs stream to be true; the answer has its usage anyway")
     return include_usage
 
 

@@ -106,6 +106,7 @@ def test_a_value_of_the_wrong_type_or_range_is_400_naming_the_field(field, value
 def test_usage_is_asked_for_with_a_stream_only():
     assert completion(stream=True, stream_options={"include_usage": True}).include_usage
     assert not completion(stream=True, stream_options={"include_usage": None}).include_usage
+    assert not completion(stream_options={}).include_usage
     assert refusal(completion, stream=True, stream_options={"include_usage": 1}).param == "stream_options.include_usage"
     assert refusal(completion, stream=True, stream_options={"x": 1}).param == "stream_options.x"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.router.door import CARD, MODEL, Script, ScriptedService, open_door, says
 
 NOTICED_WITHIN_S = 0.5
-# The most that one example of this machine's socket buffers was seen to take is some 30,000 events.
+# More events than any socket buffer takes.
 MANY = 500_000
 
 
