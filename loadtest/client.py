@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 import aiohttp
+
 from pdserve.loadtest.config import Api, Target
 from pdserve.loadtest.schedule import PlannedRequest
 from pdserve.loadtest.sse import Chunk

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from pdserve.loadtest.config import Measure, Promise
 from pdserve.loadtest.record import Record
 

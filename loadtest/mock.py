@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from aiohttp import web
+
 from pdserve.loadtest.config import Api
 
 

@@ -6,6 +6,7 @@ prompts than ids). Called by the schedule.
 """
 
 import numpy as np
+
 from pdserve.loadtest.config import Vocabulary
 from pdserve.loadtest.errors import OptionError
 

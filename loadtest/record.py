@@ -5,7 +5,8 @@ becomes a Record, never an exception.
 
 Which events are tokens: an event of the stream with text is one; one without text is one too (an id whose
 text is empty or still incomplete), unless it only opens the message (a chat role) or only closes it (a
-finish reason). A closing event without text is the last token where the usage counts one more than was seen.
+finish reason). A closing event without text is the last token where the usage counts one more than was seen,
+or where it is all that was seen.
 Counts come from the server's usage: an event may carry several tokens when the client or the text is slow,
 and those beyond the first of an event are counted in `merged_tokens`, with gaps of 0.
 """
@@ -122,7 +123,8 @@ class _Stream:
         times = sorted(self.texts + self.blanks)
         if num_tokens is not None and len(times) > num_tokens:
             times = self.texts
-        if self.closing_at is not None and num_tokens is not None and len(times) < num_tokens:
+        # Where more is missing, events were merged, and the closing one need not be a token.
+        if self.closing_at is not None and num_tokens and (not times or len(times) == num_tokens - 1):
             times = [*times, self.closing_at]
         return tuple(times)
 

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import metadata
@@ -90,17 +89,17 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def write_json(report: Report, path: Path) -> None:
-    """Write the report, all of it or nothing. Raises OSError."""
-    text = json.dumps(to_json(report), indent=1, allow_nan=False)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, encoding="ascii", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            file.write(text + "\n")
-            file.flush()
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink()
-            raise
+    """Write the report, all of it or nothing, with one request a line. Raises OSError."""
+    content = to_json(report)
+    requests = ",\n".join(json.dumps(request, allow_nan=False) for request in content.pop("requests"))
+    head = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}")
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        unfinished.write_text(f'{head},\n "requests": [\n{requests}\n]}}\n', encoding="ascii")
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def format_report(report: Report) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import aiohttp
+
 from pdserve.loadtest.client import Exchange, encode_body, open_session, send
 from pdserve.loadtest.config import Api, BenchConfig, Load, Target
 from pdserve.loadtest.errors import OptionError, TargetError

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+
 from pdserve.loadtest.config import Api, Load
 from pdserve.loadtest.prompts import draw_text_prompts, draw_token_prompts
 

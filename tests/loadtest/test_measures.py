@@ -1,0 +1,114 @@
+import pytest
+
+from pdserve.loadtest.config import Measure, Promise
+from pdserve.loadtest.measures import broken_promises, describe, is_kept, percentile, summarize
+from tests.loadtest.samples import make_record
+
+TTFT_1S = Promise(Measure.TTFT, 1.0)
+TPOT_100MS = Promise(Measure.TPOT, 0.1)
+
+
+def test_a_percentile_is_the_smallest_observed_value_that_the_share_does_not_exceed():
+    hundred = list(range(1, 101))
+    assert [percentile(hundred, percent) for percent in (0, 50, 90, 99, 99.1, 100)] == [1, 50, 90, 99, 100, 100]
+    assert percentile([3.0, 1.0], 50) == 1.0
+    assert percentile([3.0, 1.0], 51) == 3.0
+    assert percentile([5.0], 99) == 5.0
+
+
+def test_a_distribution_of_nothing_is_none():
+    assert describe([]) is None
+
+
+def test_a_distribution_names_its_count_mean_percentiles_and_maximum():
+    values = describe(float(value) for value in range(1, 201))
+    assert (values.count, values.mean, values.p50, values.p90, values.p99, values.max) == (
+        200,
+        100.5,
+        100,
+        180,
+        198,
+        200,
+    )
+
+
+@pytest.mark.parametrize(
+    ("measure", "value"),
+    [(Measure.TTFT, 1.0), (Measure.SECOND, 1.25), (Measure.TPOT, 1.0), (Measure.GAP, 1.75), (Measure.E2E, 3.5)],
+)
+def test_a_promise_is_kept_at_its_limit_and_broken_above(measure, value):
+    record = make_record(intended_s=1.0, token_times_s=(2.0, 2.25, 4.0), ended_s=4.5)
+    assert broken_promises(record, [Promise(measure, value)]) == ()
+    assert broken_promises(record, [Promise(measure, value - 0.001)]) == (measure,)
+
+
+def test_a_promise_counts_from_the_intended_send_time():
+    late_client = make_record(intended_s=0.0, sent_s=0.9, token_times_s=(1.1,))
+    assert not is_kept(late_client, [TTFT_1S])
+
+
+def test_a_request_too_short_for_a_measure_keeps_its_promise():
+    assert is_kept(make_record(token_times_s=(0.5,)), [TTFT_1S, TPOT_100MS, Promise(Measure.GAP, 0.1)])
+
+
+def test_attainment_counts_every_request_and_errors_miss():
+    records = [
+        make_record(index=0, token_times_s=(0.5, 0.55)),
+        make_record(index=1, token_times_s=(1.5, 1.55)),
+        make_record(index=2, token_times_s=(0.5, 0.95)),
+        make_record(index=3, token_times_s=(0.5, 0.55), error="missing_done"),
+        make_record(index=4, token_times_s=(), error="timeout"),
+    ]
+    summary = summarize(records, [TTFT_1S, TPOT_100MS], [])
+    assert summary.slo_attainment == 1 / 5
+    assert (summary.num_requests, summary.num_complete, summary.num_kept) == (5, 3, 1)
+    assert summary.broken == {"ttft": 1, "tpot": 1}
+    assert summary.errors == {"missing_done": 1, "timeout": 1}
+
+
+def test_goodput_is_kept_requests_from_the_first_intended_send_to_the_last_end():
+    records = [
+        make_record(index=0, intended_s=0.0, sent_s=0.25, token_times_s=(0.5,)),
+        make_record(index=1, intended_s=1.0, token_times_s=(1.5,)),
+        make_record(index=2, intended_s=2.0, token_times_s=(), ended_s=8.0, error="timeout"),
+    ]
+    summary = summarize(records, [TTFT_1S], [])
+    assert summary.duration_s == 8.0
+    assert summary.goodput_per_s == 2 / 8
+    assert summary.completed_per_s == 2 / 8
+
+
+def test_without_promises_every_complete_request_is_kept():
+    records = [make_record(token_times_s=(50.0,)), make_record(error="timeout", ended_s=60.0)]
+    assert summarize(records, [], []).slo_attainment == 0.5
+
+
+def test_latencies_are_of_complete_requests_only():
+    records = [make_record(token_times_s=(0.5, 0.75)), make_record(token_times_s=(9.0, 19.0), error="connection")]
+    latencies = summarize(records, [], []).latencies
+    assert latencies["ttft"].max == 0.5
+    assert latencies["gap"].max == 0.25
+    assert latencies["client_lag"].count == 2
+
+
+def test_gaps_of_all_requests_are_one_distribution():
+    records = [make_record(token_times_s=(1.0, 2.0, 4.0)), make_record(token_times_s=(1.0, 4.0))]
+    gaps = summarize(records, [], []).latencies["gap"]
+    assert (gaps.count, gaps.p50, gaps.max) == (3, 2.0, 3.0)
+
+
+def test_a_run_without_a_complete_request_has_no_latencies():
+    summary = summarize([make_record(token_times_s=(), ended_s=1.0, error="http_500")], [TTFT_1S], [])
+    assert summary.latencies["ttft"] is None
+    assert summary.goodput_per_s == 0
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "lag_s", "is_valid"), [(0.05, 0.005, True), (0.05, 0.006, False), (1.0, 0.05, True), (1.0, 0.051, False)]
+)
+def test_a_run_is_valid_while_lag_is_below_5_ms_or_5_percent_of_the_median_ttft(ttft_s, lag_s, is_valid):
+    records = [make_record(index=i, token_times_s=(ttft_s,)) for i in range(100)]
+    by_loop = summarize(records, [], [0.001] * 98 + [lag_s] * 2).validity
+    late = [make_record(index=i, sent_s=lag_s, token_times_s=(ttft_s,)) for i in range(2)]
+    by_sends = summarize([*records[:98], *late], [], [0.001]).validity
+    assert (by_loop.is_valid, by_sends.is_valid) == (is_valid, is_valid)
