@@ -140,9 +140,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def role_parser(role: str) -> Parser:
     """The parser of a role's own command."""
     parser = make_parser(f"pdserve {role}", DESCRIPTIONS[role], f"pdserve {role} [options]")
-    parser.add_argument(
-        "--config", metavar="FILE", help="TOML file, below PDSERVE_<NAME> variables, below flags"
-    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file, below PDSERVE_<NAME> variables, below flags")
     add_settings(parser, settings_of(CONFIGS[role]))
     return parser
 

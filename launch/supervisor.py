@@ -29,6 +29,8 @@ EXIT_GIVEN_UP = 1
 EXIT_REFUSED = 2
 GRACE_S = 10.0
 LAST_LINES_S = 1.0
+# One stop often arrives twice: sent to our process group, and passed on by `make` or a shell.
+SAME_SIGNAL_S = 0.5
 READY_POLL_S = 0.1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -67,6 +69,7 @@ class Supervisor:
         self._running: dict[str, Process] = {}
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
+        self._stopped_by, self._stopped_at = 0, 0.0
         self._exit_code = 0
 
     async def run(self) -> int:
@@ -90,9 +93,12 @@ class Supervisor:
         return self._exit_code
 
     def _stop(self, number: int) -> None:
+        now = time.monotonic()
         if self._stopping.is_set():
-            self._killing.set()
+            if number != self._stopped_by or now - self._stopped_at >= SAME_SIGNAL_S:
+                self._killing.set()
             return
+        self._stopped_by, self._stopped_at = number, now
         self._say(f"{signal.Signals(number).name}: stopping (once more to kill)")
         self._stopping.set()
 

@@ -266,6 +266,22 @@ def test_a_second_signal_kills_children_that_do_not_end():
         wait_until_ended(handles)
 
 
+async def test_the_same_signal_twice_at_once_is_one_stop_and_kills_nobody():
+    output = io.StringIO()
+
+    def ready_line() -> str:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        return ""
+
+    async def is_ready() -> bool:
+        return "pid " in output.getvalue()
+
+    supervisor = make_supervisor({"a": STUBBORN}, output, is_ready=is_ready, ready_line=ready_line, grace_s=0.05)
+    await run_to_end(supervisor)
+    assert "not all ended within 0.05 s" in output.getvalue()
+
+
 async def test_children_that_do_not_end_within_the_grace_are_killed_and_named():
     output = io.StringIO()
 
