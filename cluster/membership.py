@@ -77,6 +77,10 @@ class Doorway:
 
     def hello(self, link: LinkId, envelope: Envelope, hello: Hello) -> tuple[Admitted | None, Admitted | None]:
         """Answer a Hello; returns (newly admitted, the incarnation it replaces), each None when there is none."""
+        if envelope.addressee not in (NO_EPOCH, self._epoch):
+            self.num_stale += 1
+            self._outbox.send(link, WrongEpoch(self._epoch), envelope.sender)
+            return None, None
         refused = self._judge(hello)
         if refused is not None:
             self._outbox.send(link, refused, envelope.sender)
@@ -184,11 +188,13 @@ class Dialled:
         return message
 
     def lost(self) -> bool:
-        """The connection broke; True when the peer was known. ZeroMQ dials again by itself."""
+        """The connection broke; True when the peer was known. The owner dials again."""
         known = self.state is Acquaintance.KNOWN
-        if known:
-            self.state = Acquaintance.UNKNOWN
+        self.state = Acquaintance.UNKNOWN
         return known
+
+    def redialled(self, link: LinkId) -> None:
+        self.link = link
 
     def send(self, message: Message) -> bool:
         return self.state is Acquaintance.KNOWN and self._outbox.send(self.link, message, self.peer)

@@ -60,10 +60,12 @@ class NodeLife:
         self._execute = execute
         self._pool_offer = pool_offer
         self._peer_pools = peer_pools
-        self._endpoint = Endpoint(epoch, self._on_frame, self._on_link_lost)
+        self._endpoint = Endpoint(epoch, self._on_frame, self._on_link_lost, self._on_writable)
         self._doorway = Doorway(epoch, self._endpoint, self._judge, self._welcome)
         self._router: Dialled | None = None
+        self._router_address = ""
         self._peers: dict[NodeId, Dialled] = {}
+        self._addresses: dict[NodeId, str] = {}
         self._links: dict[LinkId, NodeId] = {}
         self._beat_s, self._silence_s = 0.5, 3.0
         self._joined = asyncio.Event()
@@ -77,6 +79,7 @@ class NodeLife:
         try:
             bound = await self._endpoint.listen(listen)
             self._hello = replace(self._hello, peer_address=advertise or bound)
+            self._router_address = router_address
             self._router = Dialled(self._endpoint.connect(router_address), self._endpoint, self.epoch, self._hello)
             async with asyncio.TaskGroup() as tasks:
                 beats = tasks.create_task(self._beats(), name="beats")
@@ -176,14 +179,26 @@ class NodeLife:
         if link == self._router.link:
             if self._router.lost():
                 log.warning("lost the connection to the router: it is dialled again")
+            self._router.redialled(self._endpoint.connect(self._router_address))
         elif link in self._links:
-            node = self._links[link]
+            node = self._links.pop(link)
             if self._peers[node].lost():
                 self._lose(node)
+            # It may be back, or the router is about to say that it is gone.
+            again = self._endpoint.connect(self._addresses[node])
+            self._links[again] = node
+            self._peers[node].redialled(again)
         else:
             gone = self._doorway.lost(link)
             if gone is not None:
                 log.info("%s is no longer linked to this node", gone)
+
+    def _on_writable(self, link: LinkId) -> None:
+        """A dialled link stands: say hello at once instead of at the next beat."""
+        if self._router is not None and link == self._router.link:
+            self._router.greet()
+        elif link in self._links:
+            self._peers[self._links[link]].greet()
 
     # ---- peers that this node dials --------------------------------------------------------------
 
@@ -197,8 +212,8 @@ class NodeLife:
             if node not in self._peers:
                 link = self._endpoint.connect(peer.address)
                 self._links[link] = node
+                self._addresses[node] = peer.address
                 self._peers[node] = Dialled(link, self._endpoint, self.epoch, self._hello, expected=peer.epoch)
-                self._peers[node].greet()
 
     def _unlink(self, node: NodeId) -> None:
         dialled = self._peers.pop(node)

@@ -229,7 +229,7 @@ class FrontDoor:
             piece = await _next_piece(progress, answer)
             text += piece.text
             if piece.finish is not None:
-                stream.cancel()
+                stream.cancel(piece.finish)
                 return _json_response(200, reply.whole(text, piece.finish, answer.num_tokens, stream.metrics()))
 
     async def _send_stream(
@@ -247,7 +247,7 @@ class FrontDoor:
                 await response.write(head + reply.piece(piece))
                 head = b""
                 piece = await _next_piece(progress, answer)
-            stream.cancel()
+            stream.cancel(piece.finish)
             tail = reply.piece(piece) + reply.closing(answer.num_tokens, stream.metrics())
         except ConnectionError:
             raise

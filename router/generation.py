@@ -49,10 +49,15 @@ class GenerationError(PdserveError):
 
 
 class GenerationStream(Protocol):
+    """Iterated at most once; an iteration may be given up at any point."""
+
     def __aiter__(self) -> AsyncIterator[Progress]: ...
 
-    def cancel(self) -> None:
-        """Stop and free everything held for it on every node; safe at any time, any number of times."""
+    def cancel(self, finish: str = "cancelled") -> None:
+        """Stop and free everything held for it on every node; safe at any time, any number of times.
+
+        finish  how the request is counted: "stop" when its text is complete, else nobody reads it any more
+        """
 
     def metrics(self) -> dict[str, Any]:
         """Stage durations in seconds and nodes so far, as shown in the final usage event."""

@@ -47,13 +47,14 @@ async def _serve(config: RouterConfig) -> int:
     service = RouterService(config.control, config.admission, facts, max_model_len)
     card = ModelCard(_served_name(config, model_dir), max_model_len, model.vocab_size)
     limits = FrontDoorLimits(max_body_bytes=config.http.max_body_bytes)
-    runner = make_runner(create_app(card, service, text, load_generation_defaults(model_dir), limits))
+    app = create_app(card, service, text, load_generation_defaults(model_dir), limits)
+    runner = make_runner(app, shutdown_timeout_s=CLOSE_S)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.http.host, config.http.port, shutdown_timeout=CLOSE_S)
+        site = web.TCPSite(runner, config.http.host, config.http.port)
         await site.start()
         log.info(
             "model %s, context %d tokens, HTTP on http://%s:%d in %.1f s",

@@ -8,7 +8,6 @@ by the router's process entry.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 from pdserve.cluster.codec import Envelope
@@ -49,22 +48,23 @@ class TokenStream:
         self._pending: list[int] = []
         self._finish: str | None = None
         self._error: GenerationError | None = None
+        self._ended = False
         self._wake = asyncio.Event()
 
-    def __aiter__(self) -> AsyncIterator[Progress]:
-        return self._read()
+    def __aiter__(self) -> "TokenStream":
+        return self
 
-    async def _read(self) -> AsyncIterator[Progress]:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._pending or self._finish is not None:
-                token_ids, self._pending = self._pending, []
-                yield Progress(token_ids, self._finish)
-                if self._finish is not None:
-                    return
-            elif self._error is not None:
+    async def __anext__(self) -> Progress:
+        if self._ended:
+            raise StopAsyncIteration
+        while not self._pending and self._finish is None:
+            if self._error is not None:
                 raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        token_ids, self._pending = self._pending, []
+        self._ended = self._finish is not None
+        return Progress(token_ids, self._finish)
 
     def push(self, token_ids: tuple[int, ...], finish: str | None) -> None:
         self._pending += token_ids
@@ -75,8 +75,8 @@ class TokenStream:
         self._error = error
         self._wake.set()
 
-    def cancel(self) -> None:
-        self._service.cancel(self.record)
+    def cancel(self, finish: str = "cancelled") -> None:
+        self._service.cancel(self.record, finish)
 
     def metrics(self) -> dict[str, Any]:
         return self.record.ledger()
@@ -148,9 +148,9 @@ class RouterService:
         self._feed(Submit(record))
         return stream
 
-    def cancel(self, record: Record) -> None:
+    def cancel(self, record: Record, finish: str) -> None:
         if self._streams.pop(record.request, None) is not None:
-            record.finish = record.finish or "cancelled"
+            record.finish = finish
             self._feed(ClientGone(record.request))
             self._finished(record)
 

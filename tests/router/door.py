@@ -69,7 +69,7 @@ class ScriptedStream:
         self._finished = finish is not None
         return Progress(token_ids, finish)
 
-    def cancel(self) -> None:
+    def cancel(self, finish: str = "cancelled") -> None:
         self.cancelled.set()
 
     def metrics(self) -> dict[str, Any]:
