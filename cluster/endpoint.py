@@ -1,0 +1,305 @@
+"""The links of one process: typed messages over ZeroMQ, to peers that dialled us and peers we dial.
+
+    accepted:  (none) ── first good frame ──► up ── connection broke ──► lost, never comes back
+    dialled:   dialling ── handshake ──► up ── connection broke ──► dialling ... until close_link
+
+Accepted links share one ROUTER. A dialled link has a DEALER per connection, each under a fresh name, so that
+a broken connection is never continued in secret: both sides hear of it and greet each other again. Everything
+runs on the event loop that calls listen or connect. The node that owns the endpoint gives the messages to its
+machines and checks the epochs; nothing sent is assumed delivered.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NewType, TypeVarTuple
+
+from pdserve.cluster.address import check_address, claim_path
+from pdserve.cluster.codec import Envelope, decode, encode
+from pdserve.cluster.messages import Message
+from pdserve.cluster.port import Context, Port, Sent
+from pdserve.core.errors import CodecError, ConfigError
+from pdserve.core.ids import Epoch
+
+LinkId = NewType("LinkId", int)
+Ts = TypeVarTuple("Ts")
+
+log = logging.getLogger(__name__)
+
+# Pause before a broken connection is dialled again.
+REDIAL_S = 0.1
+# How soon a refused sender hears that it may try again. A ROUTER does not tell which of its pipes drained.
+RETRY_S = 0.01
+# Lost peers whose last frames may still arrive and must not look like new links.
+MAX_GONE = 4096
+
+
+@dataclass(slots=True)
+class EndpointCounters:
+    """num_refused: sends that found no room or no peer; num_late: frames of links already given up."""
+
+    num_sent: int = 0
+    num_received: int = 0
+    num_refused: int = 0
+    num_bad: int = 0
+    num_late: int = 0
+    num_callback_errors: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """An accepted link has a routing id; a dialled one an address, and no port while it waits to dial again."""
+
+    id: LinkId
+    port: Port | None = None
+    routing_id: bytes = b""
+    descriptor: int = -1
+    address: str = ""
+    redial: asyncio.TimerHandle | None = None
+    is_up: bool = False
+    is_leaving: bool = False
+
+
+class Endpoint:
+    """on_message(link, envelope)  a decoded frame, in the order of sending per connection
+    on_lost(link)                  a connection broke; what it had delivered was given to on_message before
+    on_writable(link)              a dialled link is up now, or a send that was refused may succeed now
+
+    Callbacks run on the loop; what they raise is logged and counted, and the link goes on.
+    """
+
+    def __init__(
+        self,
+        epoch: Epoch,
+        on_message: Callable[[LinkId, Envelope], None],
+        on_lost: Callable[[LinkId], None],
+        on_writable: Callable[[LinkId], None] | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self.counters = EndpointCounters()
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._on_writable = on_writable
+        self._context = Context()
+        self._router: Port | None = None
+        self._ipc_paths: list[Path] = []
+        self._links: dict[LinkId, _Link] = {}
+        self._accepted: dict[bytes, _Link] = {}
+        self._by_descriptor: dict[int, _Link] = {}
+        self._gone: dict[bytes, None] = {}
+        self._leaving: list[_Link] = []
+        self._refused: set[LinkId] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._num_links = 0
+        self._is_closed = False
+
+    async def listen(self, address: str) -> str:
+        """Accept links at tcp://host:port (port 0: any free one) or ipc:///path; returns the real address.
+
+        The directory of an ipc path is made with mode 0700 and must be ours alone. Raises ConfigError.
+        """
+        path = check_address(address)
+        if path is not None:
+            claim_path(path)
+        router = self._router or Port.router(
+            self._context, self._read_accepted, _nothing, self._mark_broken, self._report_lost
+        )
+        try:
+            bound: str = router.bind(address)
+        except ConfigError:
+            if self._router is None:
+                router.close()
+            raise
+        self._router = router
+        if path is not None:
+            self._ipc_paths.append(path)
+        return bound
+
+    def connect(self, address: str) -> LinkId:
+        """Dial a peer, again and again; sends are refused until on_writable. Raises ConfigError."""
+        check_address(address)
+        link = _Link(self._next_id(), address=address)
+        self._dial(link)
+        self._links[link.id] = link
+        return link.id
+
+    def send(self, link_id: LinkId, message: Message, addressee: Epoch) -> bool:
+        """Hand a message to the link without waiting; False: not taken, the pipe is full or nobody is there.
+
+        After False on_writable tells when to try again, or on_lost that it is over. True is no promise of
+        delivery. Raises CodecError when the message itself cannot be sent.
+        """
+        link = self._links.get(link_id)
+        if link is None or link.port is None or not link.is_up or link.is_leaving:
+            self.counters.num_refused += 1
+            return False
+        data = encode(message, self.epoch, addressee)
+        sent = link.port.send([link.routing_id, data] if link.routing_id else [data])
+        if sent is Sent.YES:
+            self.counters.num_sent += 1
+            return True
+        self.counters.num_refused += 1
+        if sent is Sent.UNREACHABLE:
+            self._leave(link)
+            return False
+        self._refused.add(link_id)
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._tell_refused)
+        return False
+
+    def close_link(self, link_id: LinkId) -> None:
+        """Give a link up; on_lost is not called. An accepted peer notices nothing, its frames are dropped."""
+        link = self._links.get(link_id)
+        if link is not None:
+            self._forget(link)
+
+    async def close(self) -> None:
+        """Close every link and free every address; twice is nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+        for link in list(self._links.values()):
+            self._forget(link)
+        if self._router is not None:
+            self._router.close()
+        # Nothing lingers, so this waits only for the I/O thread to see the sockets closed: under 1 ms.
+        self._context.close()
+        for path in self._ipc_paths:
+            path.unlink(missing_ok=True)
+
+    def _dial(self, link: _Link) -> None:
+        def read(frames: list[bytes], _descriptor: int) -> None:
+            self._receive(link, frames)
+
+        def up() -> None:
+            link.is_up = True
+            self._call(link.id, self._on_writable, link.id)
+
+        def down(_descriptor: int) -> None:
+            if link.is_up:  # else a handshake failed, which libzmq tries again
+                self._leave(link)
+
+        link.redial = None
+        port = Port.dealer(self._context, read, up, down, self._report_lost)
+        try:
+            port.connect(link.address)
+        except ConfigError:
+            port.close()
+            raise
+        link.port = port
+
+    # ---- from the ports --------------------------------------------------------------------------
+
+    def _read_accepted(self, frames: list[bytes], descriptor: int) -> None:
+        routing_id = frames[0]
+        if routing_id in self._gone:
+            self.counters.num_late += 1
+            return
+        link = self._accepted.get(routing_id)
+        self._receive(link, frames[1:], routing_id, descriptor)
+
+    def _receive(self, link: _Link | None, frames: list[bytes], routing_id: bytes = b"", descriptor: int = -1) -> None:
+        """Decode one message and give it on; a good first one makes the link of a peer that dialled us."""
+        try:
+            if len(frames) != 1:
+                raise CodecError(f"message of {len(frames)} frames, expected one")
+            envelope = decode(frames[0])
+        except CodecError as error:
+            self._count_bad(link, error)
+            return
+        if link is None:
+            link = self._accept(routing_id, descriptor)
+        self.counters.num_received += 1
+        self._call(link.id, self._on_message, link.id, envelope)
+
+    def _accept(self, routing_id: bytes, descriptor: int) -> _Link:
+        assert self._router is not None
+        # A descriptor's number may be reused: first hear of the connections that broke before this one.
+        self._router.read_events()
+        link = _Link(self._next_id(), self._router, routing_id, descriptor, is_up=True)
+        self._links[link.id] = link
+        self._accepted[routing_id] = link
+        if descriptor >= 0:
+            self._by_descriptor[descriptor] = link
+        return link
+
+    def _mark_broken(self, descriptor: int) -> None:
+        link = self._by_descriptor.pop(descriptor, None)
+        if link is not None:
+            self._leave(link)
+
+    def _leave(self, link: _Link) -> None:
+        """The connection is gone, its last messages may be unread: on_lost waits for them."""
+        if not link.is_leaving and link.port is not None:
+            link.is_leaving = True
+            self._leaving.append(link)
+            link.port.schedule()
+
+    def _report_lost(self, port: Port) -> None:
+        for link in [link for link in self._leaving if link.port is port]:
+            self._leaving.remove(link)
+            if link.address:
+                self._hang_up(link)
+                link.redial = asyncio.get_running_loop().call_later(REDIAL_S, self._dial, link)
+            else:
+                self._forget(link)
+            self._call(link.id, self._on_lost, link.id)
+
+    def _tell_refused(self) -> None:
+        self._retry = None
+        refused, self._refused = self._refused, set()
+        for link_id in refused:
+            if link_id in self._links:
+                self._call(link_id, self._on_writable, link_id)
+
+    def _hang_up(self, link: _Link) -> None:
+        self._refused.discard(link.id)
+        link.is_up = link.is_leaving = False
+        if link.redial is not None:
+            link.redial.cancel()
+        if link.port is not None:
+            link.port.close()
+        link.port = None
+
+    def _forget(self, link: _Link) -> None:
+        del self._links[link.id]
+        if link in self._leaving:
+            self._leaving.remove(link)
+        if link.address:
+            self._hang_up(link)
+            return
+        self._refused.discard(link.id)
+        del self._accepted[link.routing_id]
+        if self._by_descriptor.get(link.descriptor) is link:
+            del self._by_descriptor[link.descriptor]
+        self._gone[link.routing_id] = None
+        if len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
+
+    def _next_id(self) -> LinkId:
+        self._num_links += 1
+        return LinkId(self._num_links)
+
+    def _count_bad(self, link: _Link | None, error: CodecError) -> None:
+        self.counters.num_bad += 1
+        count = self.counters.num_bad
+        if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: a babbling peer does not fill the log
+            log.warning("frame dropped on link %s (%d so far): %s", link.id if link else "of a stranger", count, error)
+
+    def _call(self, link_id: LinkId, callback: Callable[[*Ts], None] | None, *args: *Ts) -> None:
+        if callback is None:
+            return
+        try:
+            callback(*args)
+        except Exception:
+            # The reader must go on: the other links share it, and an edge it misses never comes again.
+            self.counters.num_callback_errors += 1
+            log.exception("callback for link %s failed", link_id)
+
+
+def _nothing() -> None:
+    """A ROUTER's new connections show themselves by their first frame."""
