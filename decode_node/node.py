@@ -93,7 +93,8 @@ class DecodeNode:
         )
         hello = Hello(NodeId(config.name), Role(config.role), parts.facts, parts.capacity)
         self._life = NodeLife(hello, epoch, scheduler, self._execute, peer_pools=self._peers)
-        self._engine = EngineThread(parts.engine, lambda r: self._life.feed(StepDone(r)), self._life.fail)
+        post = asyncio.get_running_loop().call_soon_threadsafe
+        self._engine = EngineThread(parts.engine, post, lambda r: self._life.feed(StepDone(r)), self._life.fail)
 
     async def run(self, config: DecodeConfig, stop: asyncio.Event) -> None:
         network = config.network

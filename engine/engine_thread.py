@@ -4,28 +4,34 @@ Nothing else is shared between the two. Owned by the node; the engine belongs to
 first step on.
 """
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from pdserve.engine.engine import Engine
 from pdserve.engine.step import StepPlan, StepResult
 
 
 class EngineThread:
-    """done and failed are called on the loop that calls `run`."""
+    """post: runs a call on the event loop (its call_soon_threadsafe); done and failed are called there."""
 
-    def __init__(self, engine: Engine, done: Callable[[StepResult], None], failed: Callable[[BaseException], None]):
+    def __init__(
+        self,
+        engine: Engine,
+        post: Callable[..., Any],
+        done: Callable[[StepResult], None],
+        failed: Callable[[BaseException], None],
+    ):
         self._engine = engine
+        self._post = post
         self._done = done
         self._failed = failed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     def run(self, plan: StepPlan) -> None:
         """Run one step; its blocks are the thread's until `done` is called."""
-        loop = asyncio.get_running_loop()
         future = self._thread.submit(self._engine.step, plan)
-        future.add_done_callback(lambda ended: loop.call_soon_threadsafe(self._ended, ended))
+        future.add_done_callback(lambda ended: self._post(self._ended, ended))
 
     def close(self) -> None:
         """Wait for the step in flight; its result is dropped."""

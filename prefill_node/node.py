@@ -36,7 +36,8 @@ async def serve(config: PrefillConfig, parts: NodeParts, stop: asyncio.Event) ->
             engine.run(action.plan)
 
         life = NodeLife(hello, epoch, scheduler, execute, pool_offer=server.offer)
-        engine = EngineThread(parts.engine, lambda result: life.feed(StepDone(result)), life.fail)
+        post = asyncio.get_running_loop().call_soon_threadsafe
+        engine = EngineThread(parts.engine, post, lambda result: life.feed(StepDone(result)), life.fail)
         try:
             await life.run(config.network.router, config.network.listen, config.network.advertise, stop)
         finally:
