@@ -1,12 +1,13 @@
-"""The links of one process: typed messages over ZeroMQ, to peers that dialled us and peers we dial.
+"""The links of one process: typed messages over ZeroMQ, to peers that dialled us and peers we dialled.
 
-    accepted:  (none) ── first good frame ──► up ── connection broke ──► lost, never comes back
-    dialled:   dialling ── handshake ──► up ── connection broke ──► dialling ... until close_link
+    accepted:  (none) ── first good frame ──► up ── connection broke ──► lost
+    dialled:   dialling ── handshake ──► up ── connection broke ──► lost
 
-Accepted links share one ROUTER. A dialled link has a DEALER per connection, each under a fresh name, so that
-a broken connection is never continued in secret: both sides hear of it and greet each other again. Everything
-runs on the event loop that calls listen or connect. The node that owns the endpoint gives the messages to its
-machines and checks the epochs; nothing sent is assumed delivered.
+A link is one connection. Once that breaks, the link is lost for good and its LinkId never comes back; whoever
+wants the peer again dials again and greets again. So a broken connection is never continued in secret, and a
+restarted peer is never mistaken for the one before. Accepted links share one ROUTER, each dialled one has a
+DEALER under a fresh name. Everything runs on the event loop that calls listen or connect. The node that owns
+the endpoint checks epochs and gives messages to its machines; nothing sent is assumed delivered.
 """
 
 import asyncio
@@ -28,8 +29,6 @@ Ts = TypeVarTuple("Ts")
 
 log = logging.getLogger(__name__)
 
-# Pause before a broken connection is dialled again.
-REDIAL_S = 0.1
 # How soon a refused sender hears that it may try again. A ROUTER does not tell which of its pipes drained.
 RETRY_S = 0.01
 # Lost peers whose last frames may still arrive and must not look like new links.
@@ -50,21 +49,19 @@ class EndpointCounters:
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """An accepted link has a routing id; a dialled one an address, and no port while it waits to dial again."""
+    """routing_id: the peer's name on our ROUTER, empty for a link that we dialled."""
 
     id: LinkId
-    port: Port | None = None
+    port: Port
     routing_id: bytes = b""
     descriptor: int = -1
-    address: str = ""
-    redial: asyncio.TimerHandle | None = None
     is_up: bool = False
     is_leaving: bool = False
 
 
 class Endpoint:
-    """on_message(link, envelope)  a decoded frame, in the order of sending per connection
-    on_lost(link)                  a connection broke; what it had delivered was given to on_message before
+    """on_message(link, envelope)  a decoded frame, in the order of sending
+    on_lost(link)                  the connection broke; what it had delivered was given to on_message before
     on_writable(link)              a dialled link is up now, or a send that was refused may succeed now
 
     Callbacks run on the loop; what they raise is logged and counted, and the link goes on.
@@ -118,12 +115,29 @@ class Endpoint:
         return bound
 
     def connect(self, address: str) -> LinkId:
-        """Dial a peer, again and again; sends are refused until on_writable. Raises ConfigError."""
+        """Dial a peer until it answers; sends are refused until on_writable. Raises ConfigError."""
         check_address(address)
-        link = _Link(self._next_id(), address=address)
-        self._dial(link)
-        self._links[link.id] = link
-        return link.id
+        link_id = self._next_id()
+
+        def read(frames: list[bytes], _descriptor: int) -> None:
+            self._receive(link, frames)
+
+        def up() -> None:
+            link.is_up = True
+            self._call(link_id, self._on_writable, link_id)
+
+        def down(_descriptor: int) -> None:
+            if link.is_up:  # else a handshake failed, which libzmq tries again
+                self._leave(link)
+
+        port = Port.dealer(self._context, read, up, down, self._report_lost)
+        link = self._links[link_id] = _Link(link_id, port)
+        try:
+            port.connect(address)
+        except ConfigError:
+            self._forget(link)
+            raise
+        return link_id
 
     def send(self, link_id: LinkId, message: Message, addressee: Epoch) -> bool:
         """Hand a message to the link without waiting; False: not taken, the pipe is full or nobody is there.
@@ -132,7 +146,7 @@ class Endpoint:
         delivery. Raises CodecError when the message itself cannot be sent.
         """
         link = self._links.get(link_id)
-        if link is None or link.port is None or not link.is_up or link.is_leaving:
+        if link is None or not link.is_up or link.is_leaving:
             self.counters.num_refused += 1
             return False
         data = encode(message, self.epoch, addressee)
@@ -171,27 +185,6 @@ class Endpoint:
         for path in self._ipc_paths:
             path.unlink(missing_ok=True)
 
-    def _dial(self, link: _Link) -> None:
-        def read(frames: list[bytes], _descriptor: int) -> None:
-            self._receive(link, frames)
-
-        def up() -> None:
-            link.is_up = True
-            self._call(link.id, self._on_writable, link.id)
-
-        def down(_descriptor: int) -> None:
-            if link.is_up:  # else a handshake failed, which libzmq tries again
-                self._leave(link)
-
-        link.redial = None
-        port = Port.dealer(self._context, read, up, down, self._report_lost)
-        try:
-            port.connect(link.address)
-        except ConfigError:
-            port.close()
-            raise
-        link.port = port
-
     # ---- from the ports --------------------------------------------------------------------------
 
     def _read_accepted(self, frames: list[bytes], descriptor: int) -> None:
@@ -224,6 +217,9 @@ class Endpoint:
         self._links[link.id] = link
         self._accepted[routing_id] = link
         if descriptor >= 0:
+            if descriptor in self._by_descriptor:
+                # That connection broke before its first frame was read, so nobody has told of it.
+                self._leave(self._by_descriptor[descriptor])
             self._by_descriptor[descriptor] = link
         return link
 
@@ -234,20 +230,16 @@ class Endpoint:
 
     def _leave(self, link: _Link) -> None:
         """The connection is gone, its last messages may be unread: on_lost waits for them."""
-        if not link.is_leaving and link.port is not None:
+        if not link.is_leaving:
             link.is_leaving = True
             self._leaving.append(link)
             link.port.schedule()
 
     def _report_lost(self, port: Port) -> None:
         for link in [link for link in self._leaving if link.port is port]:
-            self._leaving.remove(link)
-            if link.address:
-                self._hang_up(link)
-                link.redial = asyncio.get_running_loop().call_later(REDIAL_S, self._dial, link)
-            else:
+            if link.id in self._links:  # else a callback has closed it meanwhile
                 self._forget(link)
-            self._call(link.id, self._on_lost, link.id)
+                self._call(link.id, self._on_lost, link.id)
 
     def _tell_refused(self) -> None:
         self._retry = None
@@ -256,23 +248,14 @@ class Endpoint:
             if link_id in self._links:
                 self._call(link_id, self._on_writable, link_id)
 
-    def _hang_up(self, link: _Link) -> None:
-        self._refused.discard(link.id)
-        link.is_up = link.is_leaving = False
-        if link.redial is not None:
-            link.redial.cancel()
-        if link.port is not None:
-            link.port.close()
-        link.port = None
-
     def _forget(self, link: _Link) -> None:
         del self._links[link.id]
+        self._refused.discard(link.id)
         if link in self._leaving:
             self._leaving.remove(link)
-        if link.address:
-            self._hang_up(link)
+        if not link.routing_id:
+            link.port.close()
             return
-        self._refused.discard(link.id)
         del self._accepted[link.routing_id]
         if self._by_descriptor.get(link.descriptor) is link:
             del self._by_descriptor[link.descriptor]
