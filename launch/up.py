@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 from pdserve.cluster.config import DecodeConfig, Http, PrefillConfig, RouterConfig, UpConfig, load_config
@@ -59,6 +60,7 @@ def main(line: list[str]) -> int:
     with runtime_dir() as sockets:
         children = plan_children(topology, flags, current_cores(), sockets, own_command())
         log = LogStream([child.name for child in children], sys.stdout)
+        log.say(f"pdserve {metadata.version('pdserve')}: {', '.join(child.name for child in children)}")
         supervisor = Supervisor(children, log, is_ready=is_ready, ready_line=ready_line)
         return asyncio.run(supervisor.run())
 
@@ -127,7 +129,7 @@ async def answers_ready(host: str, port: int) -> bool:
             writer.write(f"GET /ready HTTP/1.1\r\nHost: {_url_host(host)}:{port}\r\nConnection: close\r\n\r\n".encode())
             status = (await reader.readline()).split()
             return len(status) > 1 and status[1] == b"200"
-    except (OSError, TimeoutError):
+    except (OSError, TimeoutError, ValueError):  # nobody there, nobody answering, no line of HTTP
         return False
     finally:
         if writer is not None:

@@ -137,3 +137,12 @@ def test_a_long_temporary_folder_is_not_used_for_sockets(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(long))
     with runtime_dir() as path:
         assert path.parent == Path("/tmp")
+
+
+async def test_an_answer_that_is_no_line_is_not_ready():
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x" * (1 << 17))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        assert await up.answers_ready("127.0.0.1", server.sockets[0].getsockname()[1]) is False
