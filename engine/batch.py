@@ -52,12 +52,20 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRow:
-    """A row of several query tokens. block_ids is None when the chunk is its own whole context."""
+    """A row of several query tokens, or the end of one.
+
+    context    tokens up to and with the last query token
+    block_ids  None when the row's own tokens are the whole context
+    """
 
     first: int
     num_tokens: int
     context: int
     block_ids: Tensor | None  # [blocks of the context] int64
+
+    def end(self) -> "ChunkRow":
+        """The chunk's last query token alone."""
+        return ChunkRow(self.first + self.num_tokens - 1, 1, self.context, self.block_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ class Batch:
     writes: Writes
     decode_groups: tuple[DecodeGroup, ...]
     chunks: tuple[ChunkRow, ...]
+    chunk_ends: tuple[ChunkRow, ...]  # of the chunks that draw a token, their last token
     sampled: Tensor  # [num_sampled, or min_rows if that is more] int64, rows whose logits are wanted
     sampled_rows: tuple[Row, ...]  # the plan's rows in the order of `sampled`
 
@@ -110,16 +119,18 @@ def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_row
     sampled_rows = [(first + len(row.token_ids) - 1, row) for first, row in zip(firsts, decodes + chunks, strict=True)]
     sampled_rows = [(last, row) for last, row in sampled_rows if row.sample is not None]
     sampled = [last for last, _ in sampled_rows]
+    chunk_rows = [
+        (_chunk_row(first, row, spec.block_size, device), row)
+        for first, row in zip(firsts[len(decodes) :], chunks, strict=True)
+    ]
     return Batch(
         token_ids=_indices(token_ids + [0] * num_padding, device),
         positions=_indices(positions + [0] * num_padding, device),
         num_padding=num_padding,
         writes=_writes(decodes + chunks, spec.block_size, num_padding, device),
         decode_groups=tuple(_decode_groups(decodes, spec, device)),
-        chunks=tuple(
-            _chunk_row(first, row, spec.block_size, device)
-            for first, row in zip(firsts[len(decodes) :], chunks, strict=True)
-        ),
+        chunks=tuple(chunk for chunk, _ in chunk_rows),
+        chunk_ends=tuple(chunk.end() for chunk, row in chunk_rows if row.sample is not None),
         sampled=_indices(sampled + sampled[:1] * (min_rows - len(sampled)), device),
         sampled_rows=tuple(row for _, row in sampled_rows),
     )

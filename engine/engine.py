@@ -33,7 +33,7 @@ class Engine:
         self.config = config
         self.dtype = dtype
         self.max_model_len = max_model_len
-        self._model = model
+        self.model = model
         self._device = torch.device(device)
         self._min_rows = MIN_ROWS if self._device.type == "cpu" else 1
         self._pool: KVPool | None = None
@@ -109,7 +109,7 @@ class Engine:
             if row.block_ids and not 0 <= min(row.block_ids) <= max(row.block_ids) < pool.num_blocks:
                 raise LayoutError(f"row {row.key} names a block outside the pool of {pool.num_blocks}")
         batch = build_batch(plan.rows, pool.spec, self._device, self._min_rows)
-        logits = self._model.forward(batch, self._layer_kvs)
+        logits = self.model.forward(batch, self._layer_kvs)
         drawn = draw(logits, [row.sample for row in batch.sampled_rows if row.sample is not None])
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

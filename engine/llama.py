@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pdserve.core.model_config import ModelConfig
-from pdserve.engine.batch import Batch
+from pdserve.engine.batch import Batch, ChunkRow
 from pdserve.engine.linear import Linear
 from pdserve.engine.rope import Rope
 from pdserve.engine.weights import WeightReader
@@ -54,44 +54,61 @@ class Llama:
 
         layer_kvs  per layer [num_blocks, num_kv_heads, kv(2), block_size, head_dim], the pool's own memory
         """
-        eps = self.config.rms_norm_eps
         hidden = F.embedding(batch.token_ids, self.embedding)
-        cos, sin = self.rope.angles(batch.positions)
-        for layer, layer_kv in zip(self.layers, layer_kvs, strict=True):
-            normed = reference.rms_norm(hidden, layer.attention_norm, eps)
-            attended = self._attend(layer.qkv(normed), cos, sin, layer_kv, batch)
-            hidden = layer.out(attended).add_(hidden)
-            normed = reference.rms_norm(hidden, layer.mlp_norm, eps)
-            hidden = layer.down(reference.silu_mul(layer.gate_up(normed))).add_(hidden)
+        angles = self.rope.angles(batch.positions)
+        for layer, layer_kv in zip(self.layers[:-1], layer_kvs, strict=False):
+            q, keys, values = self._project(layer, hidden, angles, layer_kv, batch)
+            attended = self._attend(q, keys, values, layer_kv, batch, batch.chunks)
+            hidden = self._finish_layer(layer, hidden, attended)
+        # Of the last layer every token's KV is needed, but the output of sampled rows only.
+        layer, layer_kv = self.layers[-1], layer_kvs[-1]
+        q, keys, values = self._project(layer, hidden, angles, layer_kv, batch)
         if not batch.num_sampled:
             return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
-        sampled = hidden.index_select(0, batch.sampled)
-        logits = self.head(reference.rms_norm(sampled, self.norm, eps))
+        attended = self._attend(q, keys, values, layer_kv, batch, batch.chunk_ends)
+        sampled, attended = hidden.index_select(0, batch.sampled), attended.index_select(0, batch.sampled)
+        hidden = self._finish_layer(layer, sampled, attended)
+        logits = self.head(reference.rms_norm(hidden, self.norm, self.config.rms_norm_eps))
         return logits[: batch.num_sampled].float()
 
-    def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, layer_kv: Tensor, batch: Batch) -> Tensor:
-        """[num_rows, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_rows, num_heads * head_dim]"""
-        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
-        heads = qkv.unflatten(-1, (-1, self.config.head_dim))
-        rotated = reference.rotate(heads[:, : num_heads + num_kv_heads], cos, sin)
-        q, k = rotated[:, :num_heads], rotated[:, num_heads:]
-        v = heads[:, num_heads + num_kv_heads :]
+    def _project(
+        self, layer: LlamaLayer, hidden: Tensor, angles: tuple[Tensor, Tensor], layer_kv: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [num_rows, num_heads, head_dim], k and v [num_rows, num_kv_heads, head_dim]; k and v go to the pool too."""
+        normed = reference.rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
+        heads = layer.qkv(normed).unflatten(-1, (-1, self.config.head_dim))
+        num_heads, num_rotated = self.config.num_heads, self.config.num_heads + self.config.num_kv_heads
+        rotated = reference.rotate(heads[:, :num_rotated], *angles)
+        q, k, v = rotated[:, :num_heads], rotated[:, num_heads:], heads[:, num_rotated:]
         writes = batch.writes
         reference.write_kv(layer_kv, writes.select(k), writes.select(v), writes.block_ids, writes.slots)
-        out = torch.zeros_like(q) if batch.num_padding else torch.empty_like(q)
+        return q, k, v
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer_kv: Tensor, batch: Batch, chunks: tuple[ChunkRow, ...]
+    ) -> Tensor:
+        """[num_rows, num_heads * head_dim]; rows that are in no group and no chunk are zero."""
+        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
         for group in batch.decode_groups:
             rows = slice(group.first, group.first + group.num_rows)
             out[rows] = reference.decode_attention(
                 q[rows], layer_kv, group.block_ids, group.length, group.tail, group.mask, self.scale
             )
-        for chunk in batch.chunks:
-            rows = slice(chunk.first, chunk.first + chunk.num_tokens)
+        for chunk in chunks:
+            end = chunk.first + chunk.num_tokens
             if chunk.block_ids is None:
-                keys, values = k[rows].transpose(0, 1).contiguous(), v[rows].transpose(0, 1).contiguous()
+                own = slice(end - chunk.context, end)
+                keys, values = k[own].transpose(0, 1).contiguous(), v[own].transpose(0, 1).contiguous()
             else:
                 keys, values = reference.gather_kv(layer_kv, chunk.block_ids)[:, :, : chunk.context]
-            out[rows] = reference.chunk_attention(q[rows], keys, values, self.causal, self.scale)
+            rows = slice(chunk.first, end)
+            reference.chunk_attention(q[rows], keys, values, self.causal, self.scale, out[rows])
         return out.flatten(1)
+
+    def _finish_layer(self, layer: LlamaLayer, hidden: Tensor, attended: Tensor) -> Tensor:
+        hidden = layer.out(attended).add_(hidden)
+        normed = reference.rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
+        return layer.down(reference.silu_mul(layer.gate_up(normed))).add_(hidden)
 
 
 def load_llama(config: ModelConfig, reader: WeightReader, on_layer: Callable[[int], None]) -> Llama:
