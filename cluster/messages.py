@@ -187,6 +187,7 @@ class LiveEntry:
 class Live:
     """The router's beat: every request dispatched to this node. Renews leases; absence lets them end."""
 
+    beat: int
     entries: tuple[LiveEntry, ...]
 
 
@@ -292,8 +293,9 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The node's answer to Live: what it holds for the router, its gauges, and the peers it is linked to."""
+    """The node's answer to the Live of the same beat: what it holds, its gauges, the peers it is linked to."""
 
+    beat: int
     entries: tuple[HeldEntry, ...]
     gauges: Gauges
     links: tuple[NodeId, ...]

@@ -196,7 +196,7 @@ class DecodeScheduler:
             job = self._jobs.get(entry.request)
             if job is not None and job.sequence.attempt == entry.attempt:
                 job.expires_at = now + self._lease_s
-        return [Send(sender, self.held())]
+        return [Send(sender, self.held(message.beat))]
 
     def _on_resume(self, sender: NodeId, message: Resume, now: float) -> Iterable[Action]:
         done = self._done.get(message.request)
@@ -603,7 +603,7 @@ class DecodeScheduler:
     def is_idle(self) -> bool:
         return self._step is None and not self._by_key
 
-    def held(self) -> Held:
+    def held(self, beat: int) -> Held:
         """The answer to Live: what is here, and what ended lately."""
         entries = [
             HeldEntry(
@@ -617,7 +617,7 @@ class DecodeScheduler:
         entries += [
             HeldEntry(request, done.attempt, Stage.DONE, len(done.outputs)) for request, done in self._done.items()
         ]
-        return Held(tuple(entries), self.gauges(), tuple(sorted(self.links)))
+        return Held(beat, tuple(entries), self.gauges(), tuple(sorted(self.links)))
 
     def gauges(self) -> Gauges:
         jobs = self._jobs.values()

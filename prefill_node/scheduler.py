@@ -161,7 +161,7 @@ class PrefillScheduler:
             prompt = self._prompts.get(entry.request)
             if entry.stage is Stage.PREFILL and prompt is not None and prompt.first_token is not None:
                 actions.append(Send(self._router, prompt.first_token))
-        return [*actions, Send(sender, self.held())]
+        return [*actions, Send(sender, self.held(message.beat))]
 
     def _on_want(self, sender: NodeId, message: Want, now: float) -> Iterable[Action]:
         if self.ended.covers(message.request, message.attempt):
@@ -325,14 +325,14 @@ class PrefillScheduler:
     def is_idle(self) -> bool:
         return self._step is None and not self._queue and not self._running
 
-    def held(self) -> Held:
+    def held(self, beat: int) -> Held:
         """The answer to Live."""
         stages = {Phase.QUEUED: Stage.PREFILL, Phase.RUNNING: Stage.PREFILL, Phase.PARKED: Stage.HANDOFF}
         entries = tuple(
             HeldEntry(p.sequence.request, p.sequence.attempt, stages[p.phase], p.sequence.num_outputs)
             for p in self._prompts.values()
         )
-        return Held(entries, self.gauges(), ())
+        return Held(beat, entries, self.gauges(), ())
 
     def gauges(self) -> Gauges:
         return Gauges(

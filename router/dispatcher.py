@@ -120,6 +120,7 @@ class Dispatcher:
         self._max_prompts = max_prompts_per_node
         self._recovery_grace_s = recovery_grace_s
         self._stuck_since: float | None = None
+        self._beat = 0
         self._hasher: BlockHasher | None = None
         self._records: dict[RequestId, Record] = {}
         self._queue: deque[Record] = deque()
@@ -213,7 +214,7 @@ class Dispatcher:
             return None
         prefill, decode = pair
         record.attempt += 1
-        record.stage, record.missed = Stage.PREFILL, {}
+        record.stage, record.missed, record.placed_in_beat = Stage.PREFILL, {}, self._beat
         record.prefill_node = prefill.node if prefill else None
         record.decode_node = decode.node if decode else None
         record.plan = Plan.LOCAL if prefill is None else Plan.SPLIT if decode else Plan.PREFILL_ONLY
@@ -380,7 +381,9 @@ class Dispatcher:
                 if entry.stage is Stage.DONE and entry.next_index > len(record.outputs):
                     actions.append(Send(sender, Resume(request, record.attempt, 0, len(record.outputs))))
                 continue
-            # The first silence may be the answer to a Live older than the request; links keep order.
+            if message.beat <= record.placed_in_beat:
+                # The answer to a Live that is older than the request says nothing of it.
+                continue
             record.missed[sender] = record.missed.get(sender, 0) + 1
             if record.missed[sender] >= MISSED_BEATS:
                 actions += self._retry(record, f"{sender} does not know the request")
@@ -388,6 +391,7 @@ class Dispatcher:
 
     def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:
         """The beat: tell every node what it should hold; its answer is compared."""
+        self._beat += 1
         actions: list[Action] = list(self._give_up_stuck(now))
         for node in self.nodes.values():
             entries = []
@@ -396,7 +400,7 @@ class Dispatcher:
                     continue
                 if node.node == record.decode_node or record.stage is not Stage.DECODE:
                     entries.append(LiveEntry(record.request, record.attempt, record.stage))
-            actions.append(Send(node.node, Live(tuple(entries))))
+            actions.append(Send(node.node, Live(self._beat, tuple(entries))))
         return actions
 
     def _give_up_stuck(self, now: float) -> Iterable[Action]:

@@ -50,6 +50,7 @@ class Record:
     plan: Plan | None = None
     prefill_node: NodeId | None = None
     decode_node: NodeId | None = None
+    placed_in_beat: int = 0
     missed: dict[NodeId, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     finish: str | None = None

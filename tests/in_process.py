@@ -133,13 +133,14 @@ class InProcessCluster:
         make_engine: Callable[[KVPool], Engine] = FakeEngine,
         hub: MemoryHub | None = None,
         timing: Timing | None = None,
+        max_attempts: int = 3,
     ):
         self.now = 0.0
-        self.hub = hub or MemoryHub()
+        self.hub = hub or MemoryHub(latency_s=0.0001)
         self.timing = timing or Timing()
         self.hasher = BlockHasher(b"f" * 32, spec.block_size)
         self.spec = spec
-        self.dispatcher = Dispatcher()
+        self.dispatcher = Dispatcher(max_attempts)
         self.nodes: dict[NodeId, SimNode] = {}
         self.outcomes: dict[RequestId, Outcome] = {}
         self.trace: list[tuple[float, str, object]] = []
@@ -173,6 +174,7 @@ class InProcessCluster:
     def kill(self, name: NodeId) -> None:
         """The process is gone: its messages and its work with it; everybody sees the broken connection."""
         self.nodes[name].alive = False
+        self.hub.kill(name)
         self._route(self.dispatcher.handle(NodeLost(name, "killed"), self.now))
         for other, node in self.nodes.items():
             if node.alive and isinstance(node.machine, DecodeScheduler):
@@ -193,10 +195,12 @@ class InProcessCluster:
             assert self.now < limit_s, f"not done after {limit_s} s: {self.outcomes}"
 
     def is_quiet(self) -> bool:
+        """Every request is over and no living node holds anything for one: a leak makes `run` fail."""
+        living = [node.machine for node in self.nodes.values() if node.alive]
         return (
             all(outcome.is_over for outcome in self.outcomes.values())
-            and self.hub.next_time() is None
-            and all(not node.alive or node.machine.is_idle for node in self.nodes.values())
+            and all(machine.is_idle for machine in living)
+            and all(machine.gauges().num_leases == 0 for machine in living)
         )
 
     def results(self, *requests: RequestId) -> list[list[int]]:
