@@ -36,9 +36,8 @@ def main() -> None:
 
     started = time.perf_counter()
     engine = Engine.load(options.model, dtype=options.dtype, num_threads=options.threads)
-    print(
-        f"{options.model.name}, {engine.dtype}, {options.threads} threads; loaded in {time.perf_counter() - started:.2f} s"
-    )
+    taken = time.perf_counter() - started
+    print(f"{options.model.name}, {engine.dtype}, {options.threads} threads; loaded in {taken:.2f} s")
     print(f"{'':36} {'median':>10} {'minimum':>10}")
     with torch.inference_mode():
         gemm_peak(getattr(torch, engine.dtype), options.seconds)

@@ -98,14 +98,27 @@ class Batch:
         return len(self.sampled_rows)
 
 
-def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_rows: int = 1) -> Batch:
-    """Flatten the rows of a plan (at least one).
-
-    min_rows  the batch and the sampled rows are padded to it
-    Raises LayoutError when a block table is too short for its row.
-    """
+def check_rows(rows: Sequence[Row], spec: KVSpec, num_blocks: int, vocab_size: int) -> None:
+    """Raise LayoutError for a row that does not fit its block table, the pool or the vocabulary."""
     for row in rows:
-        _check(row, spec)
+        needed = spec.num_blocks_for(row.start + len(row.token_ids))
+        if not row.token_ids or row.start < 0 or len(row.block_ids) < needed:
+            raise LayoutError(
+                f"row {row.key}: {len(row.token_ids)} tokens from position {row.start} need {needed} blocks, "
+                f"its table has {len(row.block_ids)}"
+            )
+        if not 0 <= min(row.token_ids) <= max(row.token_ids) < vocab_size:
+            raise LayoutError(f"row {row.key} holds a token id outside the vocabulary of {vocab_size}")
+        if not 0 <= min(row.block_ids) <= max(row.block_ids) < num_blocks:
+            raise LayoutError(f"row {row.key} names a block outside the pool of {num_blocks}")
+
+
+def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_rows: int = 1) -> Batch:
+    """Flatten the rows of a plan.
+
+    rows      at least one, each checked by check_rows
+    min_rows  the batch and the sampled rows are padded to it
+    """
     decodes = sorted((row for row in rows if len(row.token_ids) == 1), key=lambda row: -row.start)
     chunks = [row for row in rows if len(row.token_ids) > 1]
     token_ids: list[int] = []
@@ -134,15 +147,6 @@ def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_row
         sampled=_indices(sampled + sampled[:1] * (min_rows - len(sampled)), device),
         sampled_rows=tuple(row for _, row in sampled_rows),
     )
-
-
-def _check(row: Row, spec: KVSpec) -> None:
-    needed = spec.num_blocks_for(row.start + len(row.token_ids))
-    if not row.token_ids or row.start < 0 or len(row.block_ids) < needed:
-        raise LayoutError(
-            f"row {row.key}: {len(row.token_ids)} tokens from position {row.start} need {needed} blocks, "
-            f"its table has {len(row.block_ids)}"
-        )
 
 
 def _indices(values: list[int], device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.ids import BlockId
 from pdserve.core.kv_spec import DTYPE_BYTES, KVSpec
 from pdserve.core.model_config import ModelConfig, load_model_config
-from pdserve.engine.batch import build_batch
+from pdserve.engine.batch import build_batch, check_rows
 from pdserve.engine.kv_pool import KVPool
 from pdserve.engine.linear import MIN_ROWS, is_native_on_cpu
 from pdserve.engine.llama import Llama, load_llama
@@ -103,11 +103,7 @@ class Engine:
         return StepResult(plan.step, tokens, checksums, time.perf_counter() - started)
 
     def _forward(self, plan: StepPlan, pool: KVPool) -> dict[int, int]:
-        for row in plan.rows:
-            if max(row.token_ids) >= self.config.vocab_size or min(row.token_ids) < 0:
-                raise LayoutError(f"row {row.key} holds a token id outside the vocabulary of {self.config.vocab_size}")
-            if row.block_ids and not 0 <= min(row.block_ids) <= max(row.block_ids) < pool.num_blocks:
-                raise LayoutError(f"row {row.key} names a block outside the pool of {pool.num_blocks}")
+        check_rows(plan.rows, pool.spec, pool.num_blocks, self.config.vocab_size)
         batch = build_batch(plan.rows, pool.spec, self._device, self._min_rows)
         logits = self.model.forward(batch, self._layer_kvs)
         drawn = draw(logits, [row.sample for row in batch.sampled_rows if row.sample is not None])
