@@ -1,0 +1,25 @@
+"""The block checksum: the agreed function, bound to the block's name."""
+
+import xxhash
+
+from pdserve.core.ids import BlockHash
+from pdserve.kvtransfer.checksum import block_checksum
+
+DATA = memoryview(bytes(range(256)) * 16)
+HASH = BlockHash(bytes(range(16)))
+
+
+def test_it_is_xxh3_seeded_by_the_first_eight_bytes_of_the_hash():
+    assert block_checksum(DATA, HASH) == xxhash.xxh3_64_intdigest(DATA, 0x0706050403020100)
+
+
+def test_every_flipped_bit_shows():
+    expected = block_checksum(DATA, HASH)
+    for position in (0, 1000, len(DATA) - 1):
+        spoilt = bytearray(DATA)
+        spoilt[position] ^= 0x10
+        assert block_checksum(memoryview(spoilt), HASH) != expected
+
+
+def test_the_right_bytes_under_another_name_do_not_pass():
+    assert block_checksum(DATA, HASH) != block_checksum(DATA, BlockHash(HASH[::-1]))
