@@ -1,0 +1,254 @@
+"""The dispatcher by itself: which node gets what, and that every index is delivered once."""
+
+from pdserve.cluster.events import Received, Tick
+from pdserve.cluster.messages import (
+    Cancel,
+    Capacity,
+    Decode,
+    Failed,
+    Finish,
+    FirstToken,
+    Gauges,
+    Held,
+    HeldEntry,
+    Live,
+    Prefill,
+    Ready,
+    Resume,
+    Role,
+    Send,
+    Stage,
+    TokenRun,
+    Tokens,
+)
+from pdserve.core.block_hash import BlockHasher, unpack_token_ids
+from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
+from pdserve.core.sampling import SamplingParams
+from pdserve.router.dispatcher import ClientGone, Deliver, Dispatcher, GiveUp, NodeJoined, NodeLost, Submit
+from pdserve.router.record import Plan, Record, Times
+
+HASHER = BlockHasher(b"f" * 32, 4)
+GAUGES = Gauges(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def join(dispatcher: Dispatcher, name: str, role: Role, num_blocks: int = 100, epoch: int = 1) -> list:
+    capacity = Capacity(num_blocks, 4, 4096, 16)
+    event = NodeJoined(NodeId(name), role, Epoch(epoch, epoch), capacity, f"mem://{name}", HASHER)
+    return dispatcher.handle(event, 0.0)
+
+
+def make_dispatcher(*prefills: str, decodes: tuple[str, ...] = ("D0",), **options: float) -> Dispatcher:
+    dispatcher = Dispatcher(**options)  # type: ignore[arg-type]
+    for name in prefills:
+        join(dispatcher, name, Role.PREFILL)
+    for name in decodes:
+        join(dispatcher, name, Role.DECODE)
+        held = Held(0, (), GAUGES, tuple(NodeId(p) for p in prefills))
+        dispatcher.handle(Received(NodeId(name), held), 0.0)
+    return dispatcher
+
+
+def submit(dispatcher: Dispatcher, num_tokens: int = 10, max_tokens: int = 8) -> tuple[RequestId, list]:
+    record = Record(new_request_id(), "r", list(range(num_tokens)), SamplingParams(max_tokens=max_tokens), Times(0.0))
+    return record.request, dispatcher.handle(Submit(record), 0.0)
+
+
+def sent(actions: list, kind: type) -> list:
+    return [(a.peer, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, kind)]
+
+
+def first_token(request: RequestId, token: int = 5, finish: Finish | None = None, attempt: int = 1) -> Received:
+    return Received(NodeId("P0"), FirstToken(request, attempt, 0, token, finish, 0, 0.0, 0.1))
+
+
+def tokens(request: RequestId, first: int, *ids: int, finish: Finish | None = None, attempt: int = 1) -> Received:
+    return Received(NodeId("D0"), Tokens((TokenRun(request, attempt, 0, first, ids, finish),)))
+
+
+def test_prefill_and_decode_go_out_at_the_same_moment():
+    dispatcher = make_dispatcher("P0")
+    request, actions = submit(dispatcher)
+    ((prefill_node, prefill),) = sent(actions, Prefill)
+    ((decode_node, decode),) = sent(actions, Decode)
+    assert (prefill_node, decode_node) == ("P0", "D0")
+    assert prefill.hashes == decode.hashes == tuple(HASHER.hashes(list(range(10))))
+    assert decode.source.node == "P0"
+    assert dispatcher.find(request).plan is Plan.SPLIT
+
+
+def test_the_prefill_node_with_fewer_queued_tokens_is_chosen():
+    dispatcher = make_dispatcher("P0", "P1")
+    submit(dispatcher, num_tokens=50)
+    _, actions = submit(dispatcher)
+    assert [peer for peer, _ in sent(actions, Prefill)] == ["P1"]
+
+
+def test_a_prefill_node_is_given_eight_prompts_and_the_rest_waits_in_order():
+    dispatcher = make_dispatcher("P0")
+    requests = [submit(dispatcher)[0] for _ in range(10)]
+    assert dispatcher.num_queued == 2
+    actions = dispatcher.handle(first_token(requests[0]), 1.0)
+    assert [message.request for _, message in sent(actions, Prefill)] == [requests[8]]
+
+
+def test_every_index_is_delivered_once_whoever_sends_it():
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher)
+    actions = dispatcher.handle(first_token(request, 5), 1.0)
+    actions += dispatcher.handle(tokens(request, 0, 5, 6), 1.1)
+    actions += dispatcher.handle(first_token(request, 5), 1.2)
+    actions += dispatcher.handle(tokens(request, 1, 6, 7), 1.3)
+    assert [a.token_ids for a in actions if isinstance(a, Deliver)] == [(5,), (6,), (7,)]
+
+
+def test_a_gap_asks_for_what_is_missing_and_delivers_nothing():
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    actions = dispatcher.handle(tokens(request, 3, 9), 1.1)
+    assert actions == [Send(NodeId("D0"), Resume(request, 1, 0, 1))]
+
+
+def test_a_finish_frees_both_nodes_and_forgets_the_request():
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher)
+    actions = dispatcher.handle(first_token(request, 5, Finish.STOP), 1.0)
+    assert actions[0] == Deliver(request, (5,), Finish.STOP)
+    assert [peer for peer, _ in sent(actions, Cancel)] == ["P0", "D0"]
+    assert dispatcher.num_records == 0
+
+
+def test_one_token_never_involves_the_decode_node():
+    dispatcher = make_dispatcher("P0")
+    request, actions = submit(dispatcher, max_tokens=1)
+    assert sent(actions, Decode) == []
+    assert dispatcher.find(request).plan is Plan.PREFILL_ONLY
+
+
+def test_a_lost_decode_node_costs_an_attempt_that_carries_what_was_streamed():
+    dispatcher = make_dispatcher("P0", decodes=("D0", "D1"))
+    request, actions = submit(dispatcher)
+    dispatcher.handle(first_token(request, 5), 1.0)
+    dispatcher.handle(tokens(request, 0, 5, 6), 1.1)
+    actions = dispatcher.handle(NodeLost(NodeId("D0"), "gone"), 2.0)
+    ((_, prefill),) = sent(actions, Prefill)
+    ((decode_node, _),) = sent(actions, Decode)
+    assert (decode_node, prefill.attempt) == ("D1", 2)
+    assert unpack_token_ids(prefill.outputs[0]) == [5, 6]
+    assert unpack_token_ids(prefill.prompt) == list(range(10))
+
+
+def test_tokens_of_an_old_attempt_are_dropped_and_counted():
+    dispatcher = make_dispatcher("P0", decodes=("D0", "D1"))
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    dispatcher.handle(NodeLost(NodeId("D0"), "gone"), 2.0)
+    join(dispatcher, "D0", Role.DECODE)
+    assert dispatcher.handle(tokens(request, 1, 8), 2.1) == []
+    assert dispatcher.num_stale == 1
+
+
+def test_a_lost_prefill_node_matters_only_before_its_token():
+    dispatcher = make_dispatcher("P0", "P1")
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    dispatcher.handle(NodeLost(NodeId("P0"), "gone"), 2.0)
+    assert dispatcher.find(request).attempt == 1
+
+
+def test_after_the_last_attempt_the_request_is_given_up_naming_the_stage():
+    dispatcher = make_dispatcher("P0", max_attempts=2)
+    request, _ = submit(dispatcher)
+    dispatcher.handle(Received(NodeId("P0"), Failed(request, 1, Stage.PREFILL, "broken")), 1.0)
+    actions = dispatcher.handle(Received(NodeId("P0"), Failed(request, 2, Stage.PREFILL, "broken")), 2.0)
+    (given_up,) = [a for a in actions if isinstance(a, GiveUp)]
+    assert "prefill failed in 2 attempts: P0: broken" in given_up.reason
+    assert dispatcher.num_records == 0
+
+
+def test_missing_in_two_beats_is_an_attempt_more_but_an_older_answer_is_not():
+    dispatcher = make_dispatcher("P0")
+    dispatcher.handle(Tick(), 0.5)
+    request, _ = submit(dispatcher)
+    empty = [Held(beat, (), GAUGES, ()) for beat in range(4)]
+    dispatcher.handle(Received(NodeId("P0"), empty[1]), 0.6)
+    dispatcher.handle(Received(NodeId("P0"), empty[1]), 0.7)
+    assert dispatcher.find(request).attempt == 1
+    dispatcher.handle(Received(NodeId("P0"), empty[2]), 1.1)
+    assert dispatcher.find(request).attempt == 1
+    dispatcher.handle(Received(NodeId("P0"), empty[3]), 1.6)
+    assert dispatcher.find(request).failures == ["P0 does not know the request"]
+
+
+def test_a_finished_request_whose_last_tokens_were_lost_is_resumed():
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    held = Held(1, (HeldEntry(request, 1, Stage.DONE, 8),), GAUGES, (NodeId("P0"),))
+    actions = dispatcher.handle(Received(NodeId("D0"), held), 2.0)
+    assert actions == [Send(NodeId("D0"), Resume(request, 1, 0, 1))]
+
+
+def test_live_names_the_prefill_node_only_until_everything_is_verified():
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    stages = {peer: [e.stage for e in live.entries] for peer, live in sent(dispatcher.handle(Tick(), 1.5), Live)}
+    assert stages == {"P0": [Stage.HANDOFF], "D0": [Stage.HANDOFF]}
+    dispatcher.handle(Received(NodeId("D0"), Ready(request, 1, 3, 300, 0, 0.0, 0.0)), 1.6)
+    stages = {peer: [e.stage for e in live.entries] for peer, live in sent(dispatcher.handle(Tick(), 2.0), Live)}
+    assert stages == {"P0": [], "D0": [Stage.DECODE]}
+
+
+def test_a_cancelled_queued_request_never_starts():
+    dispatcher = make_dispatcher("P0")
+    requests = [submit(dispatcher)[0] for _ in range(9)]
+    assert dispatcher.handle(ClientGone(requests[8]), 1.0) == []
+    actions = dispatcher.handle(first_token(requests[0]), 1.1)
+    assert sent(actions, Prefill) == []
+
+
+def test_cancelling_twice_or_an_unknown_request_is_nothing():
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher)
+    assert len(sent(dispatcher.handle(ClientGone(request), 1.0), Cancel)) == 2
+    assert dispatcher.handle(ClientGone(request), 1.1) == []
+    assert dispatcher.handle(ClientGone(new_request_id()), 1.2) == []
+
+
+def test_colocated_nodes_take_whole_requests():
+    dispatcher = Dispatcher()
+    join(dispatcher, "D0", Role.BOTH)
+    assert dispatcher.readiness()[0]
+    request, actions = submit(dispatcher)
+    ((_, decode),) = sent(actions, Decode)
+    assert decode.source is None
+    assert dispatcher.find(request).plan is Plan.LOCAL
+
+
+def test_readiness_names_what_is_missing():
+    dispatcher = Dispatcher()
+    assert dispatcher.readiness() == (False, "no prefill node has joined")
+    join(dispatcher, "P0", Role.PREFILL)
+    assert dispatcher.readiness() == (False, "no decode node has joined")
+    join(dispatcher, "D0", Role.DECODE)
+    assert dispatcher.readiness() == (False, "no decode node is linked to a prefill node yet")
+    dispatcher.handle(Received(NodeId("D0"), Held(0, (), GAUGES, (NodeId("P0"),))), 0.0)
+    assert dispatcher.readiness() == (True, "ready")
+
+
+def test_requests_wait_for_an_absent_node_only_so_long():
+    dispatcher = make_dispatcher("P0", recovery_grace_s=10.0)
+    dispatcher.handle(NodeLost(NodeId("D0"), "gone"), 1.0)
+    request, _ = submit(dispatcher)
+    assert not [a for a in dispatcher.handle(Tick(), 2.0) if isinstance(a, GiveUp)]
+    (given_up,) = [a for a in dispatcher.handle(Tick(), 12.0) if isinstance(a, GiveUp)]
+    assert given_up == GiveUp(request, "no decode node has joined, after waiting 10 s")
+
+
+def test_a_restarted_node_replaces_the_incarnation_that_died():
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher)
+    join(dispatcher, "P0", Role.PREFILL, epoch=2)
+    assert dispatcher.find(request).failures == ["lost P0: another incarnation joined"]
+    dispatcher.check()
