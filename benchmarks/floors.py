@@ -82,7 +82,8 @@ def all_linears(engine: Engine, num_rows: int, seconds: float) -> None:
         for layer in model.layers:
             layer.qkv(hidden)
             layer.out(heads)
-            layer.gate_up(hidden)
+            layer.gate(hidden)
+            layer.up(hidden)
             layer.down(inner)
         model.head(hidden[:16])
 

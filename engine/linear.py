@@ -39,6 +39,12 @@ class Linear:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 
+    def silu(self, x: Tensor) -> Tensor:
+        """silu(x W^T + b); a packed product applies it while its result is still in registers."""
+        if self.is_packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "swish", [], "")
+        return F.silu(F.linear(x, self.weight, self.bias))
+
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this build and this CPU have a packed matmul for `dtype`."""

@@ -10,7 +10,6 @@ Called by engine/llama.py, on any device; a function returns new tensors unless 
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 # Queries of a chunk are taken this many at a time against their own causal prefix: the wasted upper
@@ -27,12 +26,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
     return (wide * squares.mul_(1 / x.shape[-1]).add_(eps).rsqrt_()).to(x.dtype).mul_(weight)
-
-
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of [num_tokens, 2 * intermediate], gate in the first half -> [num_tokens, intermediate]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
 
 
 def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
