@@ -1,7 +1,7 @@
 """The protocol: every message that goes between router (R), prefill nodes (P) and decode nodes (D).
 
     R → P  Prefill Cancel Live                P → R  Hello FirstToken Failed Held
-    R → D  Decode Cancel Live Peers Resume    D → R  Hello Tokens Ready Failed Held
+    R → D  Decode Cancel Live Peers Resume    D → R  Hello FirstToken Tokens Ready Failed Held
     D → P  Hello Want Release Bad             P → D  Have End Gone
     answers to Hello: Welcome or Refused; to a frame of a wrong incarnation: WrongEpoch
 
@@ -206,9 +206,9 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The token drawn after the last chunk, straight to the router.
+    """The token drawn after the last chunk, straight to the router, from the node that computed the prompt.
 
-    num_cached_tokens  prompt tokens found in the prefix cache of the prefill node
+    num_cached_tokens  prompt tokens found in that node's prefix cache
     queue_s, prefill_s from acceptance to the first chunk, from there to the token
     """
 

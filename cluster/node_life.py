@@ -17,7 +17,7 @@ from pdserve.cluster.endpoint import Endpoint, LinkId
 from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.membership import Acquaintance, Dialled, Doorway, disagreement
 from pdserve.cluster.messages import Hello, Message, Peer, Peers, PoolOffer, Refused, Send, Welcome, WrongEpoch
-from pdserve.core.errors import RefusedError
+from pdserve.core.errors import LayoutError, RefusedError
 from pdserve.core.ids import Epoch, NodeId
 
 log = logging.getLogger(__name__)
@@ -36,10 +36,16 @@ class Machine(Protocol):
 class PeerPools(Protocol):
     """What a decode node does with the pool of a prefill node it is linked to."""
 
-    def opened(self, node: NodeId, offer: PoolOffer, epoch: Epoch) -> None:
-        """Map it. Raises PdserveError or OSError when it cannot be mapped here."""
+    def fetch(self, offer: PoolOffer, epoch: Epoch) -> Any:
+        """Map it; called in a worker thread. Raises LayoutError when it cannot be mapped here."""
+
+    def opened(self, node: NodeId, pool: Any) -> None:
+        """Use what `fetch` returned for this peer from now on."""
 
     def closed(self, node: NodeId) -> None: ...
+
+    def discard(self, pool: Any) -> None:
+        """The peer was lost while its pool was being mapped."""
 
 
 class NodeLife:
@@ -65,6 +71,8 @@ class NodeLife:
         self._router: Dialled | None = None
         self._router_address = ""
         self._peers: dict[NodeId, Dialled] = {}
+        self._linked: set[NodeId] = set()
+        self._tasks: asyncio.TaskGroup | None = None
         self._addresses: dict[NodeId, str] = {}
         self._links: dict[LinkId, NodeId] = {}
         self._beat_s, self._silence_s = 0.5, 3.0
@@ -82,9 +90,11 @@ class NodeLife:
             self._router_address = router_address
             self._router = Dialled(self._endpoint.connect(router_address), self._endpoint, self.epoch, self._hello)
             async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
                 beats = tasks.create_task(self._beats(), name="beats")
-                stopped = tasks.create_task(stop.wait(), name="stop")
-                await asyncio.wait({stopped, self._fatal}, return_when=asyncio.FIRST_COMPLETED)
+                stopped = tasks.create_task(_finished(stop), name="stop")
+                ends: set[asyncio.Future[None]] = {stopped, self._fatal}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 beats.cancel()
                 stopped.cancel()
             if self._fatal.done():
@@ -168,7 +178,11 @@ class NodeLife:
         if known and dialled.state is not Acquaintance.KNOWN:
             self._lose(node)
         if isinstance(message, Welcome):
-            self._open_pool(node, message, envelope.sender)
+            assert self._tasks is not None
+            if message.pool is None:
+                log.error("%s offers no pool", node)
+            else:
+                self._tasks.create_task(self._open_pool(node, message.pool, dialled), name=f"map {node}")
         elif isinstance(message, Refused):
             log.error("%s refuses this node: %s: %s", node, message.field, message.reason)
         elif message is not None and not isinstance(message, WrongEpoch):
@@ -222,16 +236,29 @@ class NodeLife:
         if dialled.lost():
             self._lose(node)
 
-    def _open_pool(self, node: NodeId, welcome: Welcome, epoch: Epoch) -> None:
+    async def _open_pool(self, node: NodeId, offer: PoolOffer, dialled: Dialled) -> None:
+        """Map the peer's pool; the link is up when that is done."""
         assert self._peer_pools is not None
-        if welcome.pool is None:
-            log.error("%s offers no pool", node)
+        epoch = dialled.peer
+        try:
+            pool = await asyncio.to_thread(self._peer_pools.fetch, offer, epoch)
+        except LayoutError as error:
+            log.error("cannot map the pool of %s: %s", node, error)
+            # Unknown again: the next beat says hello, and the answer brings a fresh offer.
+            dialled.lost()
             return
-        self._peer_pools.opened(node, welcome.pool, epoch)
+        if self._peers.get(node) is not dialled or dialled.peer != epoch or dialled.state is not Acquaintance.KNOWN:
+            self._peer_pools.discard(pool)
+            return
+        self._peer_pools.opened(node, pool)
+        self._linked.add(node)
         log.info("linked to %s, transport shared memory", node)
         self.feed(LinkUp(node))
 
     def _lose(self, node: NodeId) -> None:
+        if node not in self._linked:
+            return
+        self._linked.discard(node)
         log.warning("lost %s", node)
         self.feed(LinkLost(node))
         assert self._peer_pools is not None
@@ -256,3 +283,7 @@ class NodeLife:
 
     def _welcome(self) -> Welcome:
         return Welcome(self._hello.node, self._pool_offer)
+
+
+async def _finished(event: asyncio.Event) -> None:
+    await event.wait()

@@ -7,11 +7,13 @@ of the prefill nodes' pools. Created by the process entry.
 import asyncio
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from pdserve.cluster.config import DecodeConfig
 from pdserve.cluster.messages import Hello, PoolOffer, Role
 from pdserve.cluster.node_life import ROUTER, NodeLife
 from pdserve.core.block_hash import BlockHasher
+from pdserve.core.errors import LayoutError
 from pdserve.core.ids import Epoch, NodeId
 from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
@@ -25,56 +27,63 @@ from pdserve.kvtransfer.shm import MappedPool, copy_and_verify, fetch_pool
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
+class MappedPeer:
+    """One peer's pool. num_copies: copies that read it now; is_leaving: the peer is gone."""
+
+    mapped: MappedPool
+    view: PoolView
+    num_copies: int = 0
+    is_leaving: bool = False
+
+    def unmap_if_idle(self) -> None:
+        if self.is_leaving and not self.num_copies:
+            self.view.release()
+            self.mapped.close()
+
+
 class MappedPeers:
     """The pools of the prefill nodes, mapped read-only; a map outlives its owner until the last copy ends."""
 
     def __init__(self, pool: KVPool):
         self._pool = pool
-        self._maps: dict[NodeId, tuple[MappedPool, PoolView]] = {}
-        self._copying: dict[int, int] = {}
-        self._leaving: list[tuple[MappedPool, PoolView]] = []
+        self._peers: dict[NodeId, MappedPeer] = {}
 
-    def opened(self, node: NodeId, offer: PoolOffer, epoch: Epoch) -> None:
-        """Raises LayoutError or OSError when the pool cannot be mapped or is not what was offered."""
+    def fetch(self, offer: PoolOffer, epoch: Epoch) -> MappedPeer:
+        """Raises LayoutError when the pool cannot be mapped or is not what was offered."""
         mapped = fetch_pool(offer, epoch)
-        view = PoolView(self._pool.spec, offer.num_blocks, mapped.buffer)
+        peer = MappedPeer(mapped, PoolView(self._pool.spec, offer.num_blocks, mapped.buffer))
         try:
-            view.check_header()
-        except Exception:
-            view.release()
-            mapped.close()
+            peer.view.check_header()
+        except LayoutError:
+            self.discard(peer)
             raise
-        self._maps[node] = (mapped, view)
+        return peer
+
+    def opened(self, node: NodeId, pool: MappedPeer) -> None:
+        self._peers[node] = pool
 
     def closed(self, node: NodeId) -> None:
-        entry = self._maps.pop(node, None)
-        if entry is not None:
-            self._leaving.append(entry)
-            self._unmap_idle()
+        self.discard(self._peers.pop(node))
 
-    def begin(self, node: NodeId) -> PoolView | None:
-        """The view to copy from, kept mapped until `end`; None when the peer is gone."""
-        entry = self._maps.get(node)
-        if entry is None:
-            return None
-        self._copying[id(entry[1])] = self._copying.get(id(entry[1]), 0) + 1
-        return entry[1]
+    def discard(self, pool: MappedPeer) -> None:
+        pool.is_leaving = True
+        pool.unmap_if_idle()
 
-    def end(self, view: PoolView) -> None:
-        self._copying[id(view)] -= 1
-        self._unmap_idle()
+    def begin(self, node: NodeId) -> MappedPeer | None:
+        """The pool to copy from, kept mapped until `end`; None when the peer is gone."""
+        peer = self._peers.get(node)
+        if peer is not None:
+            peer.num_copies += 1
+        return peer
+
+    def end(self, peer: MappedPeer) -> None:
+        peer.num_copies -= 1
+        peer.unmap_if_idle()
 
     def close(self) -> None:
-        for node in list(self._maps):
+        for node in list(self._peers):
             self.closed(node)
-
-    def _unmap_idle(self) -> None:
-        busy = [entry for entry in self._leaving if self._copying.get(id(entry[1]), 0)]
-        for mapped, view in self._leaving:
-            if not self._copying.pop(id(view), 0):
-                view.release()
-                mapped.close()
-        self._leaving = busy
 
 
 class DecodeNode:
@@ -122,9 +131,9 @@ class DecodeNode:
         def ended(future: "Future[tuple[list[Verdict], float]]") -> None:
             loop.call_soon_threadsafe(self._copied, action, source, future)
 
-        self._copier.submit(copy_and_verify, source, self._pool, action.copies).add_done_callback(ended)
+        self._copier.submit(copy_and_verify, source.view, self._pool, action.copies).add_done_callback(ended)
 
-    def _copied(self, action: CopyBlocks, source: PoolView, future: "Future[tuple[list[Verdict], float]]") -> None:
+    def _copied(self, action: CopyBlocks, source: MappedPeer, future: "Future[tuple[list[Verdict], float]]") -> None:
         self._peers.end(source)
         error = future.exception()
         if error is not None:

@@ -23,6 +23,7 @@ from pdserve.cluster.messages import (
     End,
     Failed,
     Finish,
+    FirstToken,
     Gauges,
     Gone,
     Have,
@@ -63,13 +64,19 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Job:
-    """One request here. num_sent: outputs the router has been sent; final_blocks: its largest block table."""
+    """One request here. num_sent: outputs the router has been sent; final_blocks: its largest block table.
+
+    prefills_here: nobody has told the router of the prompt's first token yet, so this node will.
+    """
 
     sequence: Sequence
     phase: Phase
     expires_at: float
     num_sent: int
     final_blocks: int
+    accepted_at: float
+    prefills_here: bool
+    started_at: float = 0.0
     pull: Pull | None = None
     cancelled: bool = False
     resumed: bool = False
@@ -347,7 +354,7 @@ class DecodeScheduler:
             job = self._by_key[key]
             if job.phase is Phase.PULLING:
                 return self._reserve_pull(job, now, actions)
-            return self._reserve_local(job)
+            return self._reserve_local(job, now)
 
         self._due.update(self._line.admit(reserve))
         return actions
@@ -367,7 +374,7 @@ class DecodeScheduler:
         )
         return self._num_active < self._max_running and self.pool.can_reserve(num_blocks, hits, keep=owed)
 
-    def _reserve_local(self, job: Job) -> bool:
+    def _reserve_local(self, job: Job, now: float) -> bool:
         sequence = job.sequence
         hits = self.pool.match(sequence.hashes[: sequence.num_tokens // sequence.block_size])
         missing = sequence.num_blocks - len(hits) + self._growth(job)
@@ -375,6 +382,7 @@ class DecodeScheduler:
             return False
         sequence.claim(self.pool, hits, missing)
         job.num_hit_tokens = sequence.num_computed
+        job.started_at = now
         job.phase = Phase.RUNNING
         return True
 
@@ -404,7 +412,7 @@ class DecodeScheduler:
                 self._fillings.own(block_hash, targets[block_hash], sequence.key)
         if sequence.tail_hash is not None:
             targets[sequence.tail_hash] = self._take(sequence)
-        job.num_hit_tokens = len(found) * sequence.block_size
+        job.num_hit_tokens = min(len(found) * sequence.block_size, sequence.num_tokens - 1)
         job.reserved_at = now
         lacking = [*joined, *targets]
         if not set(lacking) <= set(pull.lacking):
@@ -500,8 +508,10 @@ class DecodeScheduler:
 
     def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
         plan, result = self._step, event.result
-        assert plan is not None and plan.step == result.step, "a result of a step that is not running"
+        assert plan is not None, "a result although no step is running"
+        assert plan.step == result.step, "a result of another step"
         self._step = None
+        actions: list[Action] = []
         runs: list[TokenRun] = []
         for row in plan.rows:
             job = self._by_key[row.key]
@@ -519,11 +529,30 @@ class DecodeScheduler:
             sequence.tokens.append(result.tokens[row.key])
             reason = sequence.params.finish_reason(sequence.num_outputs, sequence.tokens[-1])
             finish = Finish(reason) if reason else None
-            runs.append(self._unsent(job, finish))
+            if job.prefills_here:
+                actions.append(Send(self._router, self._first_token(job, finish, now)))
+            else:
+                runs.append(self._unsent(job, finish))
             if finish is not None:
                 self._remember(job, finish, now)
                 self._end(job, now)
-        return [Send(self._router, Tokens(tuple(runs)))] if runs else []
+        return [*actions, Send(self._router, Tokens(tuple(runs)))] if runs else actions
+
+    def _first_token(self, job: Job, finish: Finish | None, now: float) -> FirstToken:
+        """The first token of a prompt that was computed here; lost, it is asked for again like any other."""
+        sequence = job.sequence
+        job.prefills_here = False
+        job.num_sent = sequence.num_outputs
+        return FirstToken(
+            sequence.request,
+            sequence.attempt,
+            first_index=sequence.num_outputs - 1,
+            token=sequence.tokens[-1],
+            finish=finish,
+            num_cached_tokens=job.num_hit_tokens,
+            queue_s=job.started_at - job.accepted_at,
+            prefill_s=now - job.started_at,
+        )
 
     def _unsent(self, job: Job, finish: Finish | None) -> TokenRun:
         sequence = job.sequence
@@ -564,7 +593,7 @@ class DecodeScheduler:
         job.cancelled = True
         self._leave_fillings(job)
         release = job.phase is Phase.PULLING and job.pull is not None
-        actions = list(job.pull.release()) if release and job.pull is not None else []
+        actions: list[Action] = list(job.pull.release()) if release and job.pull is not None else []
         if sequence.busy == 0:
             self._free(job)
         return actions
@@ -672,4 +701,6 @@ class DecodeScheduler:
             now + self._lease_s,
             num_sent=len(tokens) - len(prompt),
             final_blocks=-(-final_tokens // size),
+            accepted_at=now,
+            prefills_here=message.source is None,
         )

@@ -12,8 +12,9 @@ here. `check` states the invariants and is run after every event in tests.
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from pdserve.core.errors import OutOfBlocksError
 from pdserve.core.ids import BlockHash, BlockId
@@ -27,6 +28,14 @@ class Block:
     checksum: int | None = None
 
 
+class Generations(Protocol):
+    """A list of int, or the uint64 array in the header of a pool's buffer."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
 class BlockPool:
     """num_blocks blocks; `generations` is where each block's 64-bit generation is kept.
 
@@ -34,11 +43,11 @@ class BlockPool:
     before the block's id reaches the engine thread.
     """
 
-    def __init__(self, num_blocks: int, generations: MutableSequence[int] | None = None):
+    def __init__(self, num_blocks: int, generations: Generations | None = None):
         self.num_blocks = num_blocks
         self.num_reserved = 0
         self.num_held = 0
-        self._generations = generations if generations is not None else [0] * num_blocks
+        self._generations: Generations = generations if generations is not None else [0] * num_blocks
         self._blocks = [Block() for _ in range(num_blocks)]
         self._index: dict[BlockHash, BlockId] = {}
         self._free: deque[BlockId] = deque(BlockId(i) for i in range(num_blocks))

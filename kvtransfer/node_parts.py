@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pdserve.cluster.config import Compute, Memory, NodeServing
-from pdserve.cluster.machine import available_memory_bytes, default_kv_memory
+from pdserve.cluster.machine import available_memory_bytes, current_cores, default_kv_memory
 from pdserve.cluster.messages import Capacity, Facts
 from pdserve.core.checkpoint import checkpoint_digest, kv_fingerprint, tokenizer_digest
 from pdserve.core.errors import ConfigError
@@ -51,7 +51,7 @@ def load_node_parts(name: str, serving: NodeServing, memory: Memory, compute: Co
         device=serving.device,
         dtype=serving.dtype,
         max_model_len=serving.max_model_len,
-        num_threads=compute.num_threads or len(compute.cores or (0,)),
+        num_threads=compute.num_threads or len(compute.cores or current_cores()),
         progress=None,
     )
     phases.end("load model")

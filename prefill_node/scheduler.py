@@ -236,7 +236,8 @@ class PrefillScheduler:
 
     def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
         plan, result = self._step, event.result
-        assert plan is not None and plan.step == result.step, "a result of a step that is not running"
+        assert plan is not None, "a result although no step is running"
+        assert plan.step == result.step, "a result of another step"
         self._step = None
         sealed = {seal.block_id: seal.block_hash for seal in plan.seals}
         actions: list[Action] = []

@@ -6,7 +6,7 @@ whole cluster; the numbers are at most one beat old.
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -56,6 +56,8 @@ class NodeGauges(Collector):
 
 class RouterMetrics:
     def __init__(self) -> None:
+        # A second sample for every series, which nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._gauges = NodeGauges()
         self._registry.register(self._gauges)
