@@ -51,7 +51,7 @@ def draw(logits: Tensor, specs: Sequence[SampleSpec]) -> list[int]:
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """philox4x32-10 on u32 words held in int64 tensors of one shape; four words each."""
+    """philox4x32-10 on u32 words held in int64 tensors that broadcast together; four words each."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -70,19 +70,39 @@ def _draw_random(logits: Tensor, specs: list[SampleSpec]) -> Tensor:
     # Measured from the row's best logit, a tiny temperature makes the others -inf and never inf - inf.
     scaled = (logits.double() - logits.amax(dim=1, keepdim=True).double()) / temperature
     scaled[scaled < _cutoffs(scaled, [spec.params for spec in specs])] = float("-inf")
-    # Words of one counter serve four neighbouring ids: compute the counters of which any id is kept.
-    padding = -vocab_size % 4
-    quads = torch.nn.functional.pad(scaled, (0, padding), value=float("-inf")).view(num_rows, -1, 4)
-    row, quad = (quads > float("-inf")).any(dim=-1).nonzero(as_tuple=True)
-    seeds = [spec.params.seed for spec in specs]
-    key = [_column([(seed >> shift) & U32 for seed in seeds], torch.int64, device)[row, 0] for shift in (0, 32)]
-    index = _column([spec.output_index & U32 for spec in specs], torch.int64, device)[row, 0]
-    sample = _column([spec.sample & U32 for spec in specs], torch.int64, device)[row, 0]
-    bits = torch.stack(philox((quad, index, sample, torch.zeros_like(quad)), key), dim=-1)
-    exponential = torch.log1p((bits.double() + 0.5) * -(2.0**-32)).neg_()
-    scores = torch.full_like(quads, float("-inf"))
-    scores[row, quad] = quads[row, quad] - exponential.log_()
+    # Words of one counter serve four neighbouring ids: a row of quads is what one philox call draws for.
+    quads = torch.nn.functional.pad(scaled, (0, -vocab_size % 4), value=float("-inf")).view(num_rows, -1, 4)
+    kept = (quads > float("-inf")).any(dim=-1)
+    if int(kept.sum()) * 2 > kept.numel():
+        scores = quads - _log_exponentials(torch.arange(kept.shape[1], device=device), _words(specs, device))
+    else:
+        # Few are left: drawing for those alone gives them the same numbers.
+        row, quad = kept.nonzero(as_tuple=True)
+        noise = _log_exponentials(quad, [word[row, 0] for word in _words(specs, device)])
+        scores = torch.full_like(quads, float("-inf"))
+        scores[row, quad] = quads[row, quad] - noise
     return scores.view(num_rows, -1).argmax(dim=1)
+
+
+def _words(specs: list[SampleSpec], device: torch.device) -> list[Tensor]:
+    """Output index, sample and the two halves of the seed, each [num_rows, 1] int64."""
+    seeds = [spec.params.seed for spec in specs]
+    columns = (
+        [spec.output_index & U32 for spec in specs],
+        [spec.sample & U32 for spec in specs],
+        [seed & U32 for seed in seeds],
+        [(seed >> 32) & U32 for seed in seeds],
+    )
+    return [_column(column, torch.int64, device) for column in columns]
+
+
+def _log_exponentials(quad: Tensor, words: list[Tensor]) -> Tensor:
+    """ln E of the four ids of each quad, [..., 4] float64; quad and words (see _words) broadcast together."""
+    index, sample, low, high = words
+    bits = torch.stack(
+        torch.broadcast_tensors(*philox((quad, index, sample, torch.zeros_like(index)), (low, high))), -1
+    )
+    return bits.double().add_(0.5).mul_(-(2.0**-32)).log1p_().neg_().log_()
 
 
 def _column(values: list[float] | list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
