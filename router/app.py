@@ -185,7 +185,9 @@ class FrontDoor:
         matcher = StopMatcher(call.stop_strings, call.keep_stop)
         answer = Answer(detokenizer, matcher, params.min_tokens, call.keep_stop)
         reply = Reply(self._card.name, call.is_chat, call.include_usage, len(prompt_ids))
-        stream = self._service.submit(GenerationRequest(prompt_ids, params, request[REQUEST_ID], arrived_at))
+        open_ended = call.max_tokens is None
+        wanted = GenerationRequest(prompt_ids, params, request[REQUEST_ID], arrived_at, open_ended=open_ended)
+        stream = self._service.submit(wanted)
         try:
             send = self._send_stream if call.stream else self._send_whole
             return await send(request, stream, answer, reply)

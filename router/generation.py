@@ -15,7 +15,8 @@ from pdserve.core.sampling import SamplingParams
 class GenerationRequest:
     """One prompt to continue. `label` is the client's own id for logs; it keys nothing.
 
-    arrived_at is the monotonic time at which the HTTP request was read.
+    arrived_at is the monotonic time at which the HTTP request was read. With open_ended the client named no
+    max_tokens: the one in params is what the context allows, and what the nodes can hold may be less.
     """
 
     prompt_ids: list[int]
@@ -23,6 +24,7 @@ class GenerationRequest:
     label: str
     arrived_at: float
     priority: int = 0
+    open_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ by the router's process entry.
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 from pdserve.cluster.codec import Envelope
@@ -18,6 +19,7 @@ from pdserve.cluster.membership import Admitted, Doorway, disagreement
 from pdserve.cluster.messages import Facts, Held, Hello, Refused, Role, Send, Welcome, WrongEpoch
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
+from pdserve.core.sampling import SamplingParams
 from pdserve.router.dispatcher import (
     Action,
     ClientGone,
@@ -131,7 +133,7 @@ class RouterService:
         ready, reason = self._dispatcher.readiness()
         if not ready:
             raise GenerationError(503, "no_node_ready", f"cannot serve now: {reason}", RETRY_AFTER_S)
-        self._check_capacity(request)
+        params = self._fitted(request)
         limit = self._admission.max_queued_requests
         if self._dispatcher.num_queued >= limit:
             message = f"{limit} requests are waiting already, the limit that max_queued_requests sets"
@@ -140,7 +142,7 @@ class RouterService:
             new_request_id(),
             request.label,
             request.prompt_ids,
-            request.params,
+            params,
             Times(request.arrived_at),
             priority=request.priority,
         )
@@ -160,10 +162,14 @@ class RouterService:
     def metrics_text(self) -> bytes:
         return self.metrics.text(self._dispatcher)
 
-    def _check_capacity(self, request: GenerationRequest) -> None:
-        """What cannot fit an empty pool is refused, with both numbers."""
+    def _fitted(self, request: GenerationRequest) -> SamplingParams:
+        """What cannot fit an empty pool is refused, with both numbers; what names no end gets one that fits."""
         prefill_tokens, decode_tokens = self._dispatcher.largest()
-        prompt, total = len(request.prompt_ids), len(request.prompt_ids) + request.params.max_tokens - 1
+        params, prompt = request.params, len(request.prompt_ids)
+        if request.open_ended:
+            # The last token drawn is never run, so it needs no slot.
+            params = replace(params, max_tokens=max(1, min(params.max_tokens, decode_tokens + 1 - prompt)))
+        total = prompt + params.max_tokens - 1
         for what, needed, held in (("prompt", prompt, prefill_tokens), ("prompt and output", total, decode_tokens)):
             if needed > held:
                 message = (
@@ -171,6 +177,7 @@ class RouterService:
                     "shorten them or raise --kv-memory of the nodes"
                 )
                 raise GenerationError(400, "context_length_exceeded", message)
+        return params
 
     # ---- frames ----------------------------------------------------------------------------------
 
