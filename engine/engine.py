@@ -12,7 +12,6 @@ import torch
 import xxhash
 
 from pdserve.core.errors import ConfigError, LayoutError
-from pdserve.core.ids import BlockId
 from pdserve.core.kv_spec import DTYPE_BYTES, KVSpec
 from pdserve.core.model_config import ModelConfig, load_model_config
 from pdserve.engine.batch import build_batch, check_rows
@@ -113,13 +112,9 @@ class Engine:
 
     def _seal(self, seal: Seal, pool: KVPool) -> int:
         pool.data[seal.block_id, :, :, :, seal.num_tokens :].zero_()
+        pool.publish(seal.block_id)
         seed = int.from_bytes(seal.block_hash[:8], "little")
-        return xxhash.xxh3_64_intdigest(self._block_bytes(seal.block_id, pool), seed=seed)
-
-    def _block_bytes(self, block_id: BlockId, pool: KVPool) -> memoryview:
-        if self._device.type == "cpu":
-            return pool.view.block(block_id)
-        return memoryview(pool.data[block_id].contiguous().view(torch.uint8).cpu().numpy()).cast("B")
+        return xxhash.xxh3_64_intdigest(pool.view.block(seal.block_id), seed=seed)
 
 
 def resolve_dtype(requested: str, checkpoint: str, device: str) -> str:

@@ -10,6 +10,7 @@ Who owns which block is BlockPool's business; this class only knows where the by
 the engine thread and the copy worker, read by peers through a read-only map of the same buffer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +81,8 @@ class KVPool:
     buffer  writable buffer of buffer_bytes(spec, num_blocks); the caller owns and closes it
     data    [num_blocks, kv_head, layer, kv(2), block_size, head_dim], strided: never .contiguous() on it
 
-    On CUDA `data` is device memory and the buffer holds only the header and generations of interest.
+    On CUDA `data` is device memory, and the buffer is its staging copy on the host: `publish` brings a
+    sealed block into it, where peers read it, `adopt` brings blocks that were pulled into it to the device.
     """
 
     def __init__(self, spec: KVSpec, num_blocks: int, buffer: Any, device: str = "cpu"):
@@ -89,15 +91,29 @@ class KVPool:
         self.view = PoolView(spec, num_blocks, buffer)
         header = np.frombuffer(self.view.buffer, np.uint64, 4, 0)
         header[:] = [MAGIC, LAYOUT_VERSION, num_blocks, spec.block_bytes]
-        dtype = getattr(torch, spec.dtype)
-        shape = (spec.num_kv_heads, spec.num_layers, 2, spec.block_size, spec.head_dim)
+        staged = torch.frombuffer(buffer, dtype=torch.uint8, offset=data_offset(num_blocks))
+        self._staged = self._shaped(staged[: num_blocks * spec.block_bytes])
         if device == "cpu":
-            flat = torch.frombuffer(buffer, dtype=torch.uint8, offset=data_offset(num_blocks))
-            flat = flat[: num_blocks * spec.block_bytes]
+            self.data = self._staged
         else:
-            flat = torch.zeros(num_blocks * spec.block_bytes, dtype=torch.uint8, device=device)
-        blocks = flat.view(num_blocks, spec.block_bytes)[:, : spec.payload_bytes]
-        self.data = blocks.view(dtype).unflatten(1, shape)
+            self.data = self._shaped(torch.zeros(num_blocks * spec.block_bytes, dtype=torch.uint8, device=device))
+
+    def publish(self, block_id: BlockId) -> None:
+        """Make the buffer hold what the block holds; waits for the block's writes. Nothing to do on a CPU."""
+        if self._staged is not self.data:
+            self._staged[block_id].copy_(self.data[block_id])
+
+    def adopt(self, block_ids: Sequence[BlockId]) -> None:
+        """Make blocks hold what the buffer holds of them. Nothing to do on a CPU."""
+        if self._staged is not self.data:
+            for block_id in block_ids:
+                self.data[block_id].copy_(self._staged[block_id])
+
+    def _shaped(self, flat: torch.Tensor) -> torch.Tensor:
+        spec = self.spec
+        blocks = flat.view(self.num_blocks, spec.block_bytes)[:, : spec.payload_bytes]
+        shape = (spec.num_kv_heads, spec.num_layers, 2, spec.block_size, spec.head_dim)
+        return blocks.view(getattr(torch, spec.dtype)).unflatten(1, shape)
 
     def set_generation(self, block_id: BlockId, generation: int) -> None:
         self.view.generations[block_id] = generation

@@ -209,10 +209,9 @@ def copy_and_verify(source: PoolView, target: KVPool, copies: Sequence[BlockCopy
     """
     if source.spec != target.spec:
         raise LayoutError(f"cannot copy between pools of {source.spec} and {target.spec}")
-    if target.data.device.type != "cpu":
-        raise LayoutError(f"cannot copy shared memory into a pool on {target.data.device}")
     started = time.perf_counter()
     verdicts = [_copy_block(source, target, copy) for copy in copies]
+    target.adopt([copy.target for copy, verdict in zip(copies, verdicts, strict=True) if verdict is Verdict.OK])
     return verdicts, time.perf_counter() - started
 
 
