@@ -78,6 +78,7 @@ class NodeLife:
         self._beat_s, self._silence_s = 0.5, 3.0
         self._joined = asyncio.Event()
         self._fatal: asyncio.Future[None] | None = None
+        self._is_over = False
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -100,6 +101,8 @@ class NodeLife:
             if self._fatal.done():
                 self._fatal.result()
         finally:
+            # A step or copy still in flight reports to a node that has ended.
+            self._is_over = True
             if self._fatal.done():
                 self._fatal.exception()
             else:
@@ -132,7 +135,9 @@ class NodeLife:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     def feed(self, event: Any) -> None:
-        """Give the machine an event and do what it says, on the event loop."""
+        """Give the machine an event and do what it says, on the event loop; nothing once `run` is over."""
+        if self._is_over:
+            return
         for action in self.machine.handle(event, time.monotonic()):
             if isinstance(action, Send):
                 self._send(action.peer, action.message)
