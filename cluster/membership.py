@@ -30,16 +30,30 @@ def disagreement(ours: Facts, theirs: Facts) -> Refused | None:
     """The first fact that keeps two processes from serving together, or None.
 
     An empty fact is one that a process does not hold (the router knows nothing of KV before a node
-    joins). How each computes may differ where both accept it.
+    joins). How each computes may differ where both accept it; what follows from it is compared after it.
     """
-    for name in ("checkpoint", "tokenizer", "kv_spec", "kv_fingerprint"):
-        mine, other = getattr(ours, name), getattr(theirs, name)
-        if mine and other and mine != other:
-            return Refused(name, f"{_shown(other)} here is {_shown(mine)}: both must load the same model and dtype")
-    for a, b in ((ours, theirs), (theirs, ours)):
-        if a.accept_compute and b.compute and b.compute not in a.accept_compute:
-            return Refused("compute", f"{b.compute} is not among the accepted {', '.join(a.accept_compute)}")
-    return None
+    return (
+        _difference(ours, theirs, "checkpoint", "--model")
+        or _difference(ours, theirs, "tokenizer", "--model")
+        or _not_accepted(ours, theirs)
+        or _not_accepted(theirs, ours)
+        or _difference(ours, theirs, "kv_spec", "--block-size")
+        or _difference(ours, theirs, "kv_fingerprint", "--model")
+    )
+
+
+def _not_accepted(accepting: Facts, computing: Facts) -> Refused | None:
+    accepted, compute = accepting.accept_compute, computing.compute
+    if not accepted or not compute or compute in accepted:
+        return None
+    return Refused("compute", f"{compute} is not among the accepted {', '.join(accepted)}: use one --dtype for all")
+
+
+def _difference(ours: Facts, theirs: Facts, name: str, knob: str) -> Refused | None:
+    mine, other = getattr(ours, name), getattr(theirs, name)
+    if not mine or not other or mine == other:
+        return None
+    return Refused(name, f"{_shown(other)} here is {_shown(mine)}: use one {knob} for all")
 
 
 def _shown(value: str | bytes) -> str:
