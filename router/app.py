@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from pdserve.core.model_config import GenerationDefaults
 from pdserve.router.answer import Answer, Piece
@@ -102,14 +103,27 @@ def create_app(
     return app
 
 
+class NotHttp(logging.Filter):
+    """Keeps what is no HTTP out of the log: it was answered with 400, and the log is not a stranger's to fill."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+NOT_HTTP = NotHttp()
+
+
 def make_runner(app: web.Application, shutdown_timeout_s: float = 2.0) -> web.AppRunner:
     """A runner that cancels the handler of a client that went away, and inflates no compressed body.
 
     On cleanup, requests in flight have shutdown_timeout_s to end (aiohttp grants it twice); then they are cancelled.
     """
+    http_log = log.getChild("http")
+    http_log.addFilter(NOT_HTTP)
     return web.AppRunner(
         app,
         access_log=None,
+        logger=http_log,
         handler_cancellation=True,
         auto_decompress=False,
         max_line_size=MAX_LINE_BYTES,
