@@ -57,17 +57,22 @@ async def _serve(config: RouterConfig) -> int:
         site = web.TCPSite(runner, config.http.host, config.http.port)
         await site.start()
         log.info(
-            "model %s, context %d tokens, HTTP on http://%s:%d in %.1f s",
+            "model %s, context %d tokens, HTTP on http://%s in %.1f s",
             card.name,
             max_model_len,
-            config.http.host,
-            config.http.port,
+            _bound(runner),
             time.monotonic() - started,
         )
         await service.run(stop)
     finally:
         await runner.cleanup()
     return 0
+
+
+def _bound(runner: web.AppRunner) -> str:
+    """host:port that was given, also for port 0."""
+    host, port = runner.addresses[0][:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _served_name(config: RouterConfig, model_dir: Path) -> str:
