@@ -103,14 +103,14 @@ def create_app(
     return app
 
 
-class NotHttp(logging.Filter):
-    """Keeps what is no HTTP out of the log: it was answered with 400, and the log is not a stranger's to fill."""
+class ClientFaults(logging.Filter):
+    """Keeps out of the log what is no HTTP, and who hung up: the log is not a stranger's to fill."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+        return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError | ConnectionError)
 
 
-NOT_HTTP = NotHttp()
+CLIENT_FAULTS = ClientFaults()
 
 
 def make_runner(app: web.Application, shutdown_timeout_s: float = 2.0) -> web.AppRunner:
@@ -119,7 +119,7 @@ def make_runner(app: web.Application, shutdown_timeout_s: float = 2.0) -> web.Ap
     On cleanup, requests in flight have shutdown_timeout_s to end (aiohttp grants it twice); then they are cancelled.
     """
     http_log = log.getChild("http")
-    http_log.addFilter(NOT_HTTP)
+    http_log.addFilter(CLIENT_FAULTS)
     return web.AppRunner(
         app,
         access_log=None,
