@@ -113,7 +113,7 @@ class Dispatcher:
     recovery_grace_s: how long queued requests wait for a node that can serve them to come back.
     """
 
-    def __init__(self, max_attempts: int = 3, max_prompts_per_node: int = 8, recovery_grace_s: float = 10.0):
+    def __init__(self, max_attempts: int = 3, max_prompts_per_node: int = 8, recovery_grace_s: float = 60.0):
         self.nodes: dict[NodeId, Node] = {}
         self.num_stale = 0
         self._max_attempts = max_attempts
@@ -415,7 +415,8 @@ class Dispatcher:
         _, reason = self.readiness()
         if reason == "ready":
             reason = f"no node holds {head.num_tokens + head.num_left} tokens of KV any more"
-        return [*self._close(head), GiveUp(head.request, f"{reason}, after waiting {self._recovery_grace_s:g} s")]
+        waited = f"after waiting {self._recovery_grace_s:g} s (recovery_grace_s)"
+        return [*self._close(head), GiveUp(head.request, f"{reason}, {waited}")]
 
     def _has_place_in_time(self, record: Record) -> bool:
         final_tokens = len(record.prompt) + record.params.max_tokens - 1

@@ -94,7 +94,7 @@ class RouterService:
         self._admission = admission
         self._facts = facts
         self._max_model_len = max_model_len
-        self._dispatcher = Dispatcher(admission.recovery_attempts)
+        self._dispatcher = Dispatcher(admission.recovery_attempts, recovery_grace_s=admission.recovery_grace_s)
         self._streams: dict[RequestId, TokenStream] = {}
         self._heard: dict[NodeId, float] = {}
         self._endpoint = Endpoint(self.epoch, self._on_frame, self._on_link_lost)

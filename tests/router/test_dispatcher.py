@@ -243,7 +243,7 @@ def test_requests_wait_for_an_absent_node_only_so_long():
     request, _ = submit(dispatcher)
     assert not [a for a in dispatcher.handle(Tick(), 2.0) if isinstance(a, GiveUp)]
     (given_up,) = [a for a in dispatcher.handle(Tick(), 12.0) if isinstance(a, GiveUp)]
-    assert given_up == GiveUp(request, "no decode node has joined, after waiting 10 s")
+    assert given_up == GiveUp(request, "no decode node has joined, after waiting 10 s (recovery_grace_s)")
 
 
 def test_a_restarted_node_replaces_the_incarnation_that_died():
