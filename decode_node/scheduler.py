@@ -191,7 +191,9 @@ class DecodeScheduler:
         return [*actions, *job.pull.want(self._lacking(job.sequence), now)]
 
     def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
-        self._done.pop(message.request, None)
+        done = self._done.get(message.request)
+        if done is not None and done.attempt <= message.attempt:
+            del self._done[message.request]
         job = self._jobs.get(message.request)
         if job is None or job.sequence.attempt > message.attempt:
             self.ended.add(message.request, message.attempt, now)
@@ -261,6 +263,7 @@ class DecodeScheduler:
         self.links.discard(event.peer)
         for job in self._jobs.values():
             if job.pull is not None and job.pull.source == event.peer:
+                job.pull.orphaned = True
                 self._due.add(job.sequence.key)
         return []
 
@@ -270,12 +273,14 @@ class DecodeScheduler:
         """Whatever a pull can do now: copy what is announced, join the batch, or compute the rest here."""
         pull, sequence = job.pull, job.sequence
         assert pull is not None
-        if pull.source not in self.links and not pull.can_finish_alone:
+        if pull.orphaned and not pull.can_finish_alone:
             return self._fail(job, f"lost {pull.source}", now)
         actions: list[Action] = []
         copies = pull.next_copies()
         if copies:
             sequence.busy += 1
+            for copy in copies:
+                self._fillings.begin(copy.hash, copy.target)
             actions.append(CopyBlocks(sequence.key, pull.source, tuple(copies)))
         if pull.complete():
             actions += self._complete(job, now)
@@ -290,8 +295,8 @@ class DecodeScheduler:
         job.sequence.busy -= 1
         sends = pull.copied(event, now)
         for copy, verdict in zip(event.copies, event.verdicts, strict=True):
-            filling = self._fillings.find(copy.hash)
-            if filling is None or filling.block_id != copy.target:
+            filling = self._fillings.end(copy.hash, copy.target)
+            if filling is None:
                 continue
             if verdict is Verdict.OK:
                 self.pool.commit(copy.target, copy.hash, copy.checksum)
@@ -458,6 +463,7 @@ class DecodeScheduler:
                 continue
             job.revokes += 1
             pull.revoke()
+            self._due.add(job.sequence.key)
             self._give_back(job)
             self._line.join(job.sequence.key, job.sequence.priority, resumed=False)
             return True
@@ -609,9 +615,7 @@ class DecodeScheduler:
 
     def _leave_fillings(self, job: Job) -> None:
         for block_hash, block_id, heir in self._fillings.leave(job.sequence.key):
-            # While the old copy is in flight nobody else may write the block: its verdict decides.
-            if job.pull is None or block_hash not in job.pull.copying:
-                self._inherit(block_hash, block_id, heir)
+            self._inherit(block_hash, block_id, heir)
 
     def _inherit(self, block_hash: BlockHash, block_id: BlockId, heir: int) -> None:
         pull = self._by_key[heir].pull

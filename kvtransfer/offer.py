@@ -9,7 +9,7 @@ Nothing is sent but in answer to a Want. No I/O and no blocks here: the schedule
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdserve.cluster.attempts import DEFAULT_LEASE_S
 from pdserve.cluster.messages import End, Gone, Have, HaveEntry, Send, Want
@@ -66,18 +66,26 @@ class OfferBook:
         """Answer a Want with everything sealed that it names; park it when the request is not here yet."""
         offer = self._offers.get(want.request)
         if offer is None or offer.attempt < want.attempt:
-            self._parked.pop(want.request, None)
-            self._parked[want.request] = ParkedWant(sender, want, now + self.lease_s)
-            if len(self._parked) > MAX_PARKED_WANTS:
-                _, oldest = self._parked.popitem(last=False)
-                return self.gone(oldest.sender, oldest.want)
-            return []
+            return self._park(sender, want, now)
         if offer.attempt > want.attempt:
             return self.gone(sender, want)
         if want.seq < offer.seq:
             return []
         self._take_order(offer, sender, want)
         return self._have(offer, list(offer.sealed.values())) + self._end(offer)
+
+    def _park(self, sender: NodeId, want: Want, now: float) -> list[Send]:
+        """Keep the Want of a request that is not here yet, for one lease from the first time it was heard."""
+        known = self._parked.get(want.request)
+        if known is not None and known.want.attempt == want.attempt:
+            self._parked[want.request] = replace(known, sender=sender, want=want)
+            return []
+        self._parked.pop(want.request, None)
+        self._parked[want.request] = ParkedWant(sender, want, now + self.lease_s)
+        if len(self._parked) <= MAX_PARKED_WANTS:
+            return []
+        _, oldest = self._parked.popitem(last=False)
+        return self.gone(oldest.sender, oldest.want)
 
     def gone(self, sender: NodeId, want: Want) -> list[Send]:
         """The answer to a Want for what ended here."""
@@ -121,12 +129,20 @@ class OfferBook:
         """After a pause of the whole process: nothing ends before one more beat could be heard."""
         for offer in self._offers.values():
             offer.expires_at = max(offer.expires_at, now + beat_s)
+        for request, parked in self._parked.items():
+            self._parked[request] = replace(parked, expires_at=max(parked.expires_at, now + beat_s))
 
     def expired(self, now: float) -> list[tuple[RequestId, int]]:
-        """Offers whose lease is over; the caller ends them. Parked Wants just lapse."""
-        while self._parked and next(iter(self._parked.values())).expires_at <= now:
-            self._parked.popitem(last=False)
+        """Offers whose lease is over; the caller ends them."""
         return [(o.request, o.attempt) for o in self._offers.values() if o.expires_at <= now]
+
+    def lapse(self, now: float) -> list[Send]:
+        """Give up the Wants of requests that never came."""
+        sends: list[Send] = []
+        while self._parked and next(iter(self._parked.values())).expires_at <= now:
+            _, parked = self._parked.popitem(last=False)
+            sends += self.gone(parked.sender, parked.want)
+        return sends
 
     def _take_order(self, offer: Offer, sender: NodeId, want: Want) -> None:
         offer.puller, offer.wanted, offer.seq = sender, set(want.hashes), want.seq

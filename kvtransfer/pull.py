@@ -2,10 +2,11 @@
 
     WANTING ── start (blocks reserved) ──► COPYING ── all verified, End ──► COMPLETE
        ▲                                    │  │
-       └────────── revoke ──────────────────┘  └── a block failed twice, source gone ──► FAILED
+       └────────── revoke ──────────────────┘  └── a block failed twice ──► FAILED (End is still awaited)
 
 Each lacking block goes   wanted → announced → copying → verified,
 and back to wanted when its copy fails (generation moved, checksum wrong): once, then the pull fails.
+A pull whose source is gone may finish the copies it has begun; it is told nothing more.
 
 No I/O and no block ownership: DecodeScheduler reserves and takes the destination blocks, feeds what
 happens, and sends what this returns. One pull per (request, attempt).
@@ -70,7 +71,10 @@ class CopyDone:
 
 @dataclass(slots=True)
 class Pull:
-    """The pull of one request from `source`. `lacking` maps each block's hash to its failures so far."""
+    """The pull of one request from `source`. `lacking` maps each block's hash to its failures so far.
+
+    orphaned  the link to the source broke: who comes back under its name is not asked again
+    """
 
     request: RequestId
     attempt: int
@@ -81,6 +85,7 @@ class Pull:
     targets: dict[BlockHash, BlockId] = field(default_factory=dict)
     copying: set[BlockHash] = field(default_factory=set)
     end: End | None = None
+    orphaned: bool = False
     seq: int = 0
     progress_at: float = 0.0
     num_verified: int = 0
@@ -93,8 +98,9 @@ class Pull:
 
     @property
     def can_finish_alone(self) -> bool:
-        """Whether nothing more is needed from the source but its mapped memory, which outlives it."""
-        return self.end is not None and all(h in self.announced for h in self.lacking)
+        """Whether nothing more is needed from the source but its mapped memory, which outlives copies begun."""
+        is_told = self.end is not None and all(h in self.announced for h in self.lacking)
+        return is_told and self.state is not PullState.WANTING
 
     def want(self, hashes: Iterable[BlockHash], now: float) -> list[Send]:
         """Ask for `hashes`, replacing what was asked before; failures already counted stay counted."""
@@ -143,8 +149,8 @@ class Pull:
             self.lacking[copy.hash] += 1
             if verdict is Verdict.CORRUPT:
                 corrupt.append(copy.hash)
-            if self.lacking[copy.hash] >= MAX_FAILURES and self.state is PullState.COPYING:
-                self.state = PullState.FAILED
+        if self.state is PullState.COPYING and any(n >= MAX_FAILURES for n in self.lacking.values()):
+            self.state, self.lacking = PullState.FAILED, {}
         sends = [Send(self.source, Bad(self.request, self.attempt, tuple(corrupt)))] if corrupt else []
         if again and self.state is PullState.COPYING:
             sends += self._send_want(now)
@@ -167,8 +173,8 @@ class Pull:
 
     def tick(self, now: float) -> list[Send]:
         """Ask again when nothing was heard for WANT_AGAIN_S: no message is assumed delivered."""
-        waiting = self.state in (PullState.WANTING, PullState.COPYING)
-        if waiting and now - self.progress_at >= WANT_AGAIN_S and not self.copying:
+        is_waiting = self.state in (PullState.WANTING, PullState.COPYING) or self.end is None
+        if is_waiting and now - self.progress_at >= WANT_AGAIN_S and not self.copying:
             return self._send_want(now)
         return []
 

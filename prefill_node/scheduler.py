@@ -291,7 +291,7 @@ class PrefillScheduler:
         if event.late:
             self.offers.grant_beat(now, 2 * BEAT_S)
         self.ended.sweep(now)
-        actions: list[Action] = []
+        actions: list[Action] = list(self.offers.lapse(now))
         for request, _ in self.offers.expired(now):
             actions += self._end(self._prompts[request], now)
         return actions

@@ -148,10 +148,12 @@ class InProcessCluster:
         self._order = itertools.count()
         self._router_is_alive = True
         role = Role.DECODE if num_prefill else Role.BOTH
+        options = (num_blocks, max_step_tokens, max_running, policy, make_engine)
+        self._start_prefill = lambda name: self._start(name, Role.PREFILL, *options)
         for i in range(num_prefill):
-            self._start(NodeId(f"P{i}"), Role.PREFILL, num_blocks, max_step_tokens, max_running, policy, make_engine)
+            self._start_prefill(NodeId(f"P{i}"))
         for i in range(num_decode):
-            self._start(NodeId(f"D{i}"), role, num_blocks, max_step_tokens, max_running, policy, make_engine)
+            self._start(NodeId(f"D{i}"), role, *options)
         for name, node in self.nodes.items():
             for peer in self.nodes:
                 if isinstance(node.machine, DecodeScheduler) and peer.startswith("P"):
@@ -179,6 +181,15 @@ class InProcessCluster:
         for other, node in self.nodes.items():
             if node.alive and isinstance(node.machine, DecodeScheduler):
                 self._feed(other, LinkLost(name))
+
+    def restart_prefill(self, name: NodeId) -> None:
+        """Kill a prefill node; its next incarnation is linked before anybody else could do anything."""
+        self.kill(name)
+        self.hub.join(name)
+        self._start_prefill(name)
+        for other, node in self.nodes.items():
+            if isinstance(node.machine, DecodeScheduler):
+                self._feed(other, LinkUp(name))
 
     def silence_router(self) -> None:
         """The router is gone: no beat of it is heard any more, and nobody is told."""

@@ -1,0 +1,131 @@
+"""One pull by itself: what it asks for, what it copies, and when it is over."""
+
+import pytest
+
+from pdserve.cluster.messages import Bad, End, HaveEntry, Send, Want
+from pdserve.core.errors import ProtocolError
+from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
+from pdserve.kvtransfer.pull import BlockCopy, CopyDone, Pull, PullState, Verdict
+
+REQUEST = RequestId(b"r" * 16)
+SOURCE = NodeId("P0")
+A, B = BlockHash(b"a" * 16), BlockHash(b"b" * 16)
+TARGETS = {A: BlockId(70), B: BlockId(71)}
+END = End(REQUEST, 1, 8, 0, 5)
+
+
+def make_pull(*hashes: BlockHash, start: bool = True) -> Pull:
+    pull = Pull(REQUEST, 1, SOURCE)
+    pull.want(hashes, 0.0)
+    if start:
+        pull.start({h: TARGETS[h] for h in hashes})
+    return pull
+
+
+def entry(block_hash: BlockHash, generation: int = 1) -> HaveEntry:
+    return HaveEntry(block_hash, BlockId(block_hash[0]), generation, 9)
+
+
+def copied(pull: Pull, verdict: Verdict, now: float = 0.1) -> list[Send]:
+    copies = tuple(pull.next_copies())
+    return pull.copied(CopyDone(1, copies, (verdict,) * len(copies)), now)
+
+
+def test_nothing_is_copied_before_blocks_are_reserved():
+    pull = make_pull(A, start=False)
+    pull.announce([entry(A)], 0.1)
+    assert pull.next_copies() == []
+    pull.start(TARGETS)
+    assert pull.next_copies() == [BlockCopy(A, BlockId(A[0]), 1, 9, TARGETS[A])]
+
+
+def test_a_block_is_copied_once_however_often_it_is_announced():
+    pull = make_pull(A)
+    pull.announce([entry(A), entry(A)], 0.1)
+    assert len(pull.next_copies()) == 1
+    pull.announce([entry(A)], 0.2)
+    assert pull.next_copies() == []
+
+
+def test_what_was_never_wanted_is_never_copied():
+    pull = make_pull(A)
+    pull.announce([entry(B)], 0.1)
+    assert pull.next_copies() == []
+
+
+def test_a_pull_is_complete_when_all_is_verified_and_the_end_is_here():
+    pull = make_pull(A)
+    pull.announce([entry(A)], 0.1)
+    copied(pull, Verdict.OK)
+    assert not pull.complete()
+    pull.end = END
+    assert pull.complete()
+    assert pull.complete()
+
+
+def test_a_block_whose_generation_moved_is_wanted_again():
+    pull = make_pull(A)
+    pull.announce([entry(A)], 0.1)
+    assert copied(pull, Verdict.MOVED) == [Send(SOURCE, Want(REQUEST, 1, 2, (A,)))]
+    assert pull.next_copies() == []
+    pull.announce([entry(A, generation=2)], 0.2)
+    assert [copy.generation for copy in pull.next_copies()] == [2]
+
+
+def test_a_corrupt_block_is_reported_and_fails_the_pull_the_second_time():
+    pull = make_pull(A)
+    for expected in (PullState.COPYING, PullState.FAILED):
+        pull.announce([entry(A)], 0.1)
+        assert copied(pull, Verdict.CORRUPT)[0] == Send(SOURCE, Bad(REQUEST, 1, (A,)))
+        assert pull.state is expected
+    pull.end = END
+    assert not pull.complete()
+
+
+def test_silence_repeats_the_want_with_a_higher_number():
+    pull = make_pull(A, B)
+    assert pull.tick(0.4) == []
+    assert pull.tick(0.5) == [Send(SOURCE, Want(REQUEST, 1, 2, (A, B)))]
+    assert pull.tick(0.9) == []
+
+
+def test_nothing_is_asked_again_while_a_copy_is_in_flight():
+    pull = make_pull(A, B)
+    pull.announce([entry(A)], 0.1)
+    pull.next_copies()
+    assert pull.tick(9.0) == []
+
+
+def test_a_failed_pull_still_asks_for_the_end_it_never_heard():
+    pull = make_pull(A)
+    for _ in range(2):
+        pull.announce([entry(A)], 0.1)
+        copied(pull, Verdict.MOVED)
+    assert pull.tick(2.0) == [Send(SOURCE, Want(REQUEST, 1, 3, ()))]
+    pull.end = END
+    assert pull.tick(4.0) == []
+
+
+def test_a_revoked_pull_keeps_what_was_announced_for_its_next_blocks():
+    pull = make_pull(A)
+    pull.announce([entry(A)], 0.1)
+    pull.revoke()
+    assert pull.next_copies() == []
+    pull.start({A: BlockId(80)})
+    assert [copy.target for copy in pull.next_copies()] == [80]
+
+
+def test_only_a_pull_that_has_begun_to_copy_can_finish_without_its_source():
+    pull = make_pull(A, start=False)
+    pull.announce([entry(A)], 0.1)
+    pull.end = END
+    assert not pull.can_finish_alone
+    pull.start(TARGETS)
+    assert pull.can_finish_alone
+    copied(pull, Verdict.MOVED)
+    assert not pull.can_finish_alone
+
+
+def test_starting_twice_is_our_own_error():
+    with pytest.raises(ProtocolError, match="attempt 1"):
+        make_pull(A).start(TARGETS)
