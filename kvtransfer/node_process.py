@@ -5,6 +5,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from pdserve.cluster import event_loop
 from pdserve.cluster.config import Compute, Memory, NodeServing
 from pdserve.cluster.logs import start_logging
 from pdserve.kvtransfer.node_parts import NodeParts, load_node_parts
@@ -30,7 +31,7 @@ def run_node(config: NodeConfig, max_running: int, serve: Serve) -> int:
     start_logging()
     parts = load_node_parts(config.name, config.serving, config.memory, config.compute, max_running)
     try:
-        asyncio.run(_until_signal(config, parts, serve))
+        event_loop.run(_until_signal(config, parts, serve))
     finally:
         parts.close()
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from pdserve.cluster import event_loop
 from pdserve.cluster.config import RouterConfig
 from pdserve.cluster.logs import start_logging
 from pdserve.cluster.messages import Facts
@@ -27,11 +28,7 @@ CLOSE_S = 2.0
 def run(config: RouterConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. Raises ConfigError or ModelError at start."""
     start_logging()
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(_serve(config))
-    return uvloop.run(_serve(config))
+    return event_loop.run(_serve(config))
 
 
 async def _serve(config: RouterConfig) -> int:
