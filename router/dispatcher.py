@@ -9,6 +9,7 @@ max_prompts_per_node prompts; Prefill and Decode go out at the same moment. A to
 index, in order, whoever sends it. Called by RouterService.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -92,13 +93,17 @@ Action = Send | Deliver | GiveUp
 
 @dataclass(slots=True)
 class Node:
-    """What is known of one node; `prompts` and `streams` are the requests it was given."""
+    """What is known of one node; `prompts` and `streams` are the requests it was given.
+
+    links: prefill nodes that a decode node says it is linked to. doubted: those it has failed with since then.
+    """
 
     node: NodeId
     role: Role
     peer: Peer
     capacity: Capacity
     links: frozenset[NodeId] = frozenset()
+    doubted: set[NodeId] = field(default_factory=set)
     gauges: Gauges | None = None
     prompts: dict[RequestId, int] = field(default_factory=dict)
     streams: set[RequestId] = field(default_factory=set)
@@ -209,7 +214,7 @@ class Dispatcher:
     def _place(self, record: Record, now: float) -> list[Action] | None:
         """The messages that start `record` on the best nodes with room for it, or None."""
         assert self._hasher is not None or not self.nodes
-        pair = self._pick(record)
+        pair = self._pick(record, self._max_prompts)
         if pair is None or self._hasher is None:
             return None
         prefill, decode = pair
@@ -233,14 +238,18 @@ class Dispatcher:
             actions.append(Send(decode.node, Decode(*common, source=source, priority=record.priority)))
         return actions
 
-    def _pick(self, record: Record) -> tuple[Node | None, Node | None] | None:
-        """The prefill node and decode node with the least to do that can hold the request."""
+    def _pick(self, record: Record, max_prompts: float) -> tuple[Node | None, Node | None] | None:
+        """The prefill node and decode node with the least to do that can hold the request, or None.
+
+        A node that has max_prompts prompts already is given no more. Where no prefill node could ever hold
+        the prompt, as it may be once outputs have made it longer, a decode node computes it.
+        """
         final_tokens = len(record.prompt) + record.params.max_tokens - 1
         fitting = [n for n in self.nodes.values() if n.fits(record.num_tokens)]
-        open_ = [n for n in fitting if len(n.prompts) < self._max_prompts]
+        open_ = [n for n in fitting if len(n.prompts) < max_prompts]
         prefills = [n for n in open_ if n.role is Role.PREFILL]
         decoders = [n for n in fitting if n.role in (Role.DECODE, Role.BOTH) and n.fits(final_tokens)]
-        no_prefill_node = all(n.role is not Role.PREFILL for n in self.nodes.values())
+        no_prefill_node = all(n.role is not Role.PREFILL for n in fitting)
 
         def queued(node: Node) -> int:
             return sum(node.prompts.values())
@@ -250,7 +259,7 @@ class Dispatcher:
         local = [n for n in decoders if n in open_ and (n.role is Role.BOTH or no_prefill_node)]
         if local:
             return None, min(local, key=lambda n: (queued(n) + len(n.streams), n.node))
-        pairs = [(p, d) for p in prefills for d in decoders if d.role is Role.DECODE and p.node in d.links]
+        pairs = [(p, d) for p in prefills for d in decoders if p.node in d.links and p.node not in d.doubted]
         if not pairs:
             return None
         return min(pairs, key=lambda pair: (queued(pair[0]), len(pair[1].streams)))
@@ -299,6 +308,8 @@ class Dispatcher:
     def _on_lost(self, event: NodeLost, now: float) -> Iterable[Action]:
         if self.nodes.pop(event.node, None) is None:
             return []
+        for node in self.nodes.values():
+            node.links -= {event.node}
         actions: list[Action] = []
         for record in [r for r in self._records.values() if r.stage is not None]:
             # From HANDOFF on the decode node finishes from the dead peer's map, or says that it cannot.
@@ -308,8 +319,11 @@ class Dispatcher:
         return actions + self._announce_peers()
 
     def _announce_peers(self) -> list[Action]:
-        peers = Peers(tuple(n.peer for n in self.nodes.values() if n.role is Role.PREFILL))
+        peers = self._peers()
         return [Send(n.node, peers) for n in self.nodes.values() if n.role is Role.DECODE]
+
+    def _peers(self) -> Peers:
+        return Peers(tuple(n.peer for n in self.nodes.values() if n.role is Role.PREFILL))
 
     # ---- messages --------------------------------------------------------------------------------
 
@@ -334,8 +348,10 @@ class Dispatcher:
         if record.stage is Stage.PREFILL:
             record.stage = Stage.HANDOFF
             self._prefilled(record)
-            record.num_cached_tokens = max(record.num_cached_tokens, message.num_cached_tokens)
-            record.prefill_queue_s, record.prefill_s = message.queue_s, message.prefill_s
+            if not record.outputs:
+                # A later attempt's computing is no part of the time to the first token.
+                record.note_cached(message.num_cached_tokens)
+                record.prefill_queue_s, record.prefill_s = message.queue_s, message.prefill_s
         return self._take(record, message.first_index, (message.token,), message.finish, now)
 
     def _on_tokens(self, sender: NodeId, message: Tokens, now: float) -> Iterable[Action]:
@@ -358,21 +374,34 @@ class Dispatcher:
             return []
         self._prefilled(record)
         record.stage = Stage.DECODE
-        record.times.ready = now
+        if record.ready_attempt == record.attempt:
+            return []
+        record.ready_attempt = record.attempt
         record.bytes_moved += message.num_bytes
-        record.num_cached_tokens = max(record.num_cached_tokens, message.num_cached_tokens)
-        record.reserve_s, record.copy_s = message.reserve_s, message.copy_s
+        if record.times.ready is None:
+            record.times.ready = now
+            record.note_cached(message.num_cached_tokens)
+            record.reserve_s, record.copy_s = message.reserve_s, message.copy_s
         return []
 
     def _on_failed(self, sender: NodeId, message: Failed, now: float) -> Iterable[Action]:
         record = self._current(message.request, message.attempt)
-        return [] if record is None else self._retry(record, f"{sender}: {message.reason}")
+        if record is None:
+            return []
+        if sender == record.decode_node and record.prefill_node is not None:
+            # Until its next beat confirms the link, or all attempts could fail at once for the same reason.
+            self.nodes[sender].doubted.add(record.prefill_node)
+        return self._retry(record, f"{sender}: {message.reason}")
 
     def _on_held(self, sender: NodeId, message: Held, now: float) -> Iterable[Action]:
         node = self.nodes[sender]
-        node.gauges, node.links = message.gauges, frozenset(message.links)
+        node.gauges, node.links, node.doubted = message.gauges, frozenset(message.links), set()
         held = {(entry.request, entry.attempt): entry for entry in message.entries}
         actions: list[Action] = []
+        peers = self._peers()
+        if node.role is Role.DECODE and node.links != {peer.node for peer in peers.prefill}:
+            # Peers may have been lost; the node does nothing about those it knows.
+            actions.append(Send(sender, peers))
         for request in dict.fromkeys([*node.prompts, *node.streams]):
             record = self._records[request]
             entry = held.get((request, record.attempt))
@@ -419,9 +448,7 @@ class Dispatcher:
         return [*self._close(head), GiveUp(head.request, f"{reason}, {waited}")]
 
     def _has_place_in_time(self, record: Record) -> bool:
-        final_tokens = len(record.prompt) + record.params.max_tokens - 1
-        decodes = any(n.role is not Role.PREFILL and n.fits(final_tokens) for n in self.nodes.values())
-        return self.readiness()[0] and decodes
+        return self._pick(record, math.inf) is not None
 
     def _prefilled(self, record: Record) -> None:
         """The prompt is computed: its place in the node's short line is free."""

@@ -36,7 +36,10 @@ class Times:
 
 @dataclass(slots=True)
 class Record:
-    """stage None: in the router's queue. missed: beats in which a node that should hold it did not name it."""
+    """stage None: in the router's queue. missed: beats in which a node that should hold it did not name it.
+
+    ready_attempt  the last attempt whose blocks were all verified on its decode node
+    """
 
     request: RequestId
     label: str
@@ -51,6 +54,7 @@ class Record:
     prefill_node: NodeId | None = None
     decode_node: NodeId | None = None
     placed_in_beat: int = 0
+    ready_attempt: int = 0
     missed: dict[NodeId, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     finish: str | None = None
@@ -74,6 +78,10 @@ class Record:
     @property
     def nodes(self) -> list[NodeId]:
         return [node for node in (self.prefill_node, self.decode_node) if node is not None]
+
+    def note_cached(self, num_tokens: int) -> None:
+        """A node found so many tokens in its prefix cache; of outputs that were computed again nobody asks."""
+        self.num_cached_tokens = max(self.num_cached_tokens, min(num_tokens, len(self.prompt)))
 
     def packed(self) -> tuple[bytes, tuple[bytes, ...]]:
         """Prompt and outputs as they travel."""

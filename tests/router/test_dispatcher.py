@@ -12,6 +12,7 @@ from pdserve.cluster.messages import (
     Held,
     HeldEntry,
     Live,
+    Peers,
     Prefill,
     Ready,
     Resume,
@@ -252,3 +253,77 @@ def test_a_restarted_node_replaces_the_incarnation_that_died():
     join(dispatcher, "P0", Role.PREFILL, epoch=2)
     assert dispatcher.find(request).failures == ["lost P0: another incarnation joined"]
     dispatcher.check()
+
+
+def test_a_continued_stream_that_no_prefill_node_can_hold_any_more_is_computed_where_it_decodes():
+    dispatcher = Dispatcher()
+    join(dispatcher, "P0", Role.PREFILL, num_blocks=3)
+    for name in ("D0", "D1"):
+        join(dispatcher, name, Role.DECODE)
+        dispatcher.handle(Received(NodeId(name), Held(0, (), GAUGES, (NodeId("P0"),))), 0.0)
+    request, _ = submit(dispatcher, num_tokens=12)
+    dispatcher.handle(first_token(request), 1.0)
+    actions = dispatcher.handle(NodeLost(NodeId("D0"), "gone"), 2.0)
+    ((decode_node, decode),) = sent(actions, Decode)
+    assert (decode_node, decode.source) == ("D1", None)
+
+
+def test_a_request_that_waits_for_a_busy_node_is_never_given_up():
+    dispatcher = make_dispatcher("P0", recovery_grace_s=10.0)
+    for _ in range(9):
+        submit(dispatcher)
+    dispatcher.handle(NodeLost(NodeId("P0"), "gone"), 1.0)
+    assert dispatcher.num_queued == 1
+    for now in (2.0, 60.0):
+        assert not [a for a in dispatcher.handle(Tick(), now) if isinstance(a, GiveUp)]
+
+
+def test_a_pair_that_failed_is_tried_again_when_its_link_is_confirmed():
+    dispatcher = make_dispatcher("P0", max_attempts=2)
+    request, _ = submit(dispatcher)
+    failed = Failed(request, 1, Stage.HANDOFF, "no link to P0")
+    assert sent(dispatcher.handle(Received(NodeId("D0"), failed), 1.0), Decode) == []
+    held = Held(0, (), GAUGES, (NodeId("P0"),))
+    ((_, decode),) = sent(dispatcher.handle(Received(NodeId("D0"), held), 1.5), Decode)
+    assert decode.attempt == 2
+
+
+def test_a_prefill_node_that_came_back_is_used_when_a_decode_node_has_linked_to_it():
+    dispatcher = make_dispatcher("P0")
+    dispatcher.handle(NodeLost(NodeId("P0"), "silent"), 1.0)
+    join(dispatcher, "P0", Role.PREFILL)
+    assert sent(submit(dispatcher)[1], Decode) == []
+
+
+def test_a_decode_node_that_lacks_a_link_is_told_of_the_prefill_nodes_again():
+    dispatcher = make_dispatcher("P0")
+    linked, alone = (Held(1, (), GAUGES, links) for links in ((NodeId("P0"),), ()))
+    assert dispatcher.handle(Received(NodeId("D0"), linked), 1.0) == []
+    ((node, peers),) = sent(dispatcher.handle(Received(NodeId("D0"), alone), 1.5), Peers)
+    assert (node, [peer.node for peer in peers.prefill]) == ("D0", ["P0"])
+
+
+def test_ready_counts_its_bytes_once_an_attempt_and_its_time_once():
+    dispatcher = make_dispatcher("P0", decodes=("D0", "D1"))
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    for now in (1.5, 1.6):
+        dispatcher.handle(Received(NodeId("D0"), Ready(request, 1, 3, 300, 8, 0.1, 0.2)), now)
+    dispatcher.handle(NodeLost(NodeId("D0"), "gone"), 9.0)
+    dispatcher.handle(Received(NodeId("D1"), Ready(request, 2, 1, 100, 12, 0.0, 0.0)), 10.0)
+    record = dispatcher.find(request)
+    assert record.bytes_moved == 400
+    assert record.exposed_transfer_s == 0.5
+    assert (record.reserve_s, record.copy_s) == (0.1, 0.2)
+
+
+def test_the_ledger_keeps_the_times_of_the_token_that_was_the_first():
+    dispatcher = make_dispatcher("P0", decodes=("D0", "D1"))
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    dispatcher.handle(NodeLost(NodeId("D0"), "gone"), 2.0)
+    again = FirstToken(request, 2, 1, 6, None, 11, 5.0, 7.0)
+    dispatcher.handle(Received(NodeId("P0"), again), 3.0)
+    record = dispatcher.find(request)
+    assert (record.prefill_queue_s, record.prefill_s) == (0.0, 0.1)
+    assert record.num_cached_tokens <= len(record.prompt)
