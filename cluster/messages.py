@@ -23,6 +23,7 @@ from pdserve.core.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
 
 PROTOCOL_VERSION = 1
+NO_BEAT = 0
 
 
 class Role(StrEnum):
@@ -293,7 +294,10 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The node's answer to the Live of the same beat: what it holds, its gauges, the peers it is linked to."""
+    """The node's answer to the Live of the same beat: what it holds, its gauges, the peers it is linked to.
+
+    With NO_BEAT it answers none: the links have changed, and nothing follows from what `entries` lacks.
+    """
 
     beat: int
     entries: tuple[HeldEntry, ...]

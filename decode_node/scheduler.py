@@ -18,6 +18,7 @@ from enum import Enum
 from pdserve.cluster.attempts import DEFAULT_LEASE_S, EndedAttempts
 from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.messages import (
+    NO_BEAT,
     Cancel,
     Decode,
     End,
@@ -152,6 +153,7 @@ class DecodeScheduler:
             actions += self._on_tick(event, now)
         elif isinstance(event, LinkUp):
             self.links.add(event.peer)
+            actions.append(self._links_changed())
         elif isinstance(event, LinkLost):
             actions += self._on_link_lost(event, now)
         actions += self._settle(now)
@@ -265,7 +267,11 @@ class DecodeScheduler:
             if job.pull is not None and job.pull.source == event.peer:
                 job.pull.orphaned = True
                 self._due.add(job.sequence.key)
-        return []
+        return [self._links_changed()]
+
+    def _links_changed(self) -> Send:
+        """Goes before any Failed: else the router might pick the lost link again, until no attempt is left."""
+        return Send(self._router, Held(NO_BEAT, (), self.gauges(), tuple(sorted(self.links))))
 
     # ---- copies ----------------------------------------------------------------------------------
 
