@@ -2,13 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+
+T = TypeVar("T")
 
 PATIENCE_S = 60.0
 # /metrics has no event to wait for; so often it is asked again.
@@ -124,9 +126,22 @@ class Client:
 
     async def until_blocks(self, is_as_wanted: Callable[[dict[str, int]], bool], within_s: float) -> dict[str, int]:
         """Held and leased blocks by node, as soon as they are as wanted; fails when they are not in time."""
+        async for blocks in self._again_and_again(lambda: self.blocks("held", "leased"), within_s):
+            if is_as_wanted(blocks):
+                break
+        return blocks
+
+    async def until_ready(self) -> None:
+        """Until a prefill node and a decode node are linked; fails when they are not in time."""
+        async for ready in self._again_and_again(lambda: self.get("/ready"), PATIENCE_S):
+            if ready.status == 200:
+                break
+
+    async def _again_and_again(self, ask: Callable[[], Awaitable[T]], within_s: float) -> AsyncIterator[T]:
         now = asyncio.get_running_loop().time
         deadline = now() + within_s
-        while not is_as_wanted(blocks := await self.blocks("held", "leased")):
-            assert now() < deadline, f"after {within_s} s the nodes hold {blocks}"
+        while True:
+            answer = await ask()
+            yield answer
+            assert now() < deadline, f"after {within_s} s it is still {answer}"
             await asyncio.sleep(ASK_AGAIN_S)
-        return blocks

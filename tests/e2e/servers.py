@@ -4,6 +4,7 @@ Waits are for a line of the log or for the end of a process. Whatever happens to
 left: the process holds a lifeline to this one, and its children hold theirs to it.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -94,11 +95,9 @@ class Server:
         assert len(found) == 1, self._report(f"{len(found)} processes are {name}")
         return found[0]
 
-    def kill(self, name: str) -> int:
-        """kill -9 a child of `up`; returns the number of log lines before."""
-        before = len(self.lines)
+    def kill(self, name: str) -> None:
+        """kill -9 a child of `up`."""
         os.kill(self.pid_of(name), signal.SIGKILL)
-        return before
 
     def wait(self) -> int:
         """The exit code, once the process and everybody who holds its output have ended."""
@@ -126,7 +125,8 @@ class Server:
             self._process.wait()
             for pid in tree:
                 if command_line(pid) == tree[pid]:
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             self._reader.join(PATIENCE_S)
             assert self._process.stdout is not None
             self._process.stdout.close()

@@ -5,49 +5,52 @@ import os
 import tempfile
 from pathlib import Path
 
-from tests.e2e.client import Client, Stream
+import pytest
+
+from tests.e2e.client import PATIENCE_S
 from tests.e2e.conftest import Connect, Start
 from tests.e2e.oracle import Oracle
 from tests.e2e.servers import Server, all_pids, command_line, pools
 
 NUM_TOKENS = 32
-LONG_TOKENS = 400
+LONG_TOKENS = 800
 
 
-async def kill_while_streaming(server: Server, client: Client, oracle: Oracle, node: str, offset: int) -> None:
-    """Kill a node under two streams and a prompt that is being computed; all must end as if nothing had been."""
-    prompts = [oracle.prompt(offset, 40), oracle.prompt(offset + 50, 70), oracle.prompt(offset + 130, LONG_TOKENS)]
+@pytest.mark.parametrize(
+    ("nodes", "offset"), [(("P0",), 137), (("D0",), 537), (("P0", "D0"), 937)], ids=["prefill", "decode", "both"]
+)
+async def test_killing_nodes_under_streams_costs_no_token_and_they_come_back(
+    real_up: Server, connect: Connect, oracle: Oracle, nodes: tuple[str, ...], offset: int
+):
+    client = connect(real_up)
+    # Two that decode, and one whose prompt is being computed.
+    prompts = [oracle.prompt(7, 40), oracle.prompt(57, 70), oracle.prompt(offset, LONG_TOKENS)]
     expected = [oracle.answer(prompt, NUM_TOKENS) for prompt in prompts]
     async with (
         client.stream(prompts[0], NUM_TOKENS) as first,
         client.stream(prompts[1], NUM_TOKENS) as second,
         asyncio.TaskGroup() as group,
     ):
-        streams: list[Stream] = [await first.read(num_events=4), await second.read(num_events=2)]
+        await first.read(num_events=4)
+        await second.read(num_events=2)
         prefilling = group.create_task(client.read_stream(prompts[2], NUM_TOKENS))
-        await client.until_blocks(lambda blocks: blocks["P0"] > 0, 10)
-        before = server.kill(node)
+        await client.until_blocks(lambda blocks: blocks["P0"] > 0, PATIENCE_S)
+        before = len(real_up.lines)
+        for node in nodes:
+            real_up.kill(node)
         await first.read()
         await second.read()
-    streams.append(prefilling.result())
-    assert [(s.text, s.closing["usage"]["completion_tokens"]) for s in streams] == expected
-    await asyncio.to_thread(server.wait_for, rf"^{node} was ended by SIGKILL; restart in", since=before)
-    await asyncio.to_thread(server.wait_for, r"\bserving$", since=before)
+    answers = [
+        (stream.text, stream.closing["usage"]["completion_tokens"]) for stream in (first, second, prefilling.result())
+    ]
+    assert answers == expected
+    for node in nodes:
+        await asyncio.to_thread(real_up.wait_for, rf"^{node} was ended by SIGKILL; restart in", since=before)
+        await asyncio.to_thread(real_up.wait_for, rf"{node} joined as", since=before)
+    await client.until_ready()
     again = await client.complete(prompts[0], NUM_TOKENS)
     assert again.text == expected[0][0]
     assert again.body["metrics"]["nodes"] == {"prefill": "P0", "decode": "D0"}
-
-
-async def test_killing_the_prefill_node_costs_no_token_and_it_comes_back(
-    real_up: Server, connect: Connect, oracle: Oracle
-):
-    await kill_while_streaming(real_up, connect(real_up), oracle, "P0", offset=7)
-
-
-async def test_killing_the_decode_node_costs_no_token_and_it_comes_back(
-    real_up: Server, connect: Connect, oracle: Oracle
-):
-    await kill_while_streaming(real_up, connect(real_up), oracle, "D0", offset=600)
 
 
 async def test_sigterm_ends_everything_and_leaves_nothing(start: Start, connect: Connect, small_model: Path):
