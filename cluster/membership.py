@@ -1,7 +1,7 @@
 """Who is on the other end of a link: the handshake, and the check of every frame after it.
 
     dialling side    UNKNOWN ── Hello each beat ──► (Welcome) KNOWN ── silence, WrongEpoch ──► UNKNOWN
-                                              └──► (Refused) REFUSED, for good
+                                              └──► (Refused) REFUSED, as long as the connection stands
     accepting side   a link without a name ── Hello ──► admitted under its node's name, or Refused
 
 A frame counts only from the incarnation that was let in and only when it was meant for ours. Facts are
@@ -95,6 +95,11 @@ class Doorway:
             self.num_stale += 1
             self._outbox.send(link, WrongEpoch(self._epoch), envelope.sender)
             return None, None
+        named = self._links.get(link)
+        if named is not None and named.node != hello.node:
+            # A link is one process. Else one link could fill the list of members with names.
+            self.num_stale += 1
+            return None, None
         refused = self._judge(hello)
         if refused is not None:
             self._outbox.send(link, refused, envelope.sender)
@@ -178,7 +183,8 @@ class Dialled:
         """The message of a frame that counts, or None; Welcome, Refused and WrongEpoch move the state."""
         message = envelope.message
         if isinstance(message, WrongEpoch):
-            if message.epoch != self.peer:
+            # While it is unknown the beats greet: our Hello itself may be meant for one that is gone.
+            if self.state is Acquaintance.KNOWN and message.epoch != self.peer:
                 self.state = Acquaintance.UNKNOWN
                 self.greet()
             return message

@@ -252,7 +252,9 @@ class NodeLife:
             # Unknown again: the next beat says hello, and the answer brings a fresh offer.
             dialled.lost()
             return
-        if self._peers.get(node) is not dialled or dialled.peer != epoch or dialled.state is not Acquaintance.KNOWN:
+        is_current = self._peers.get(node) is dialled and dialled.peer == epoch
+        # The link may have been lost and come back meanwhile: then two of these are under way.
+        if not is_current or dialled.state is not Acquaintance.KNOWN or node in self._linked:
             self._peer_pools.discard(pool)
             return
         self._peer_pools.opened(node, pool)
@@ -284,6 +286,8 @@ class NodeLife:
             log.debug("could not send %s to %s", type(message).__name__, peer)
 
     def _judge(self, hello: Hello) -> Refused | None:
+        if hello.node == ROUTER:
+            return Refused("node", f"the name {ROUTER} is the router's own")
         return disagreement(self._hello.facts, hello.facts)
 
     def _welcome(self) -> Welcome:

@@ -226,6 +226,8 @@ class RouterService:
     def _judge(self, hello: Hello) -> Refused | None:
         if hello.role is Role.ROUTER:
             return Refused("role", "a router cannot join a router")
+        if hello.node == ROUTER:
+            return Refused("node", f"the name {ROUTER} is the router's own: give the node another --name")
         if hello.capacity.max_model_len < self._max_model_len:
             theirs, ours = hello.capacity.max_model_len, self._max_model_len
             return Refused("max_model_len", f"{theirs} on the node is below {ours} on the router")
