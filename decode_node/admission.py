@@ -1,6 +1,6 @@
 """Who gets blocks next on a decode node: the line of requests that wait for a reservation.
 
-Preempted sequences come before new ones; otherwise first come, first served within a priority. A head
+Preempted sequences come before new ones, the oldest first; otherwise first come, first served within a priority. A head
 that does not fit is passed at most MAX_PASSES times, so that a large prompt is never starved by small
 ones. Owns the order only; DecodeScheduler tries the reservations.
 """
@@ -14,7 +14,7 @@ MAX_PASSES = 8
 @dataclass(slots=True)
 class Waiting:
     key: int
-    rank: tuple[int, int]
+    rank: tuple[int, int, int]
     passes: int = 0
 
 
@@ -32,7 +32,8 @@ class AdmissionLine:
         """Stand in line; resumed sequences before all that never ran. Joining twice is nothing."""
         if key in self:
             return
-        self._line.append(Waiting(key, (0 if resumed else 1, -priority)))
+        # Keys count up: among the resumed the oldest comes first, as it is the last to be preempted again.
+        self._line.append(Waiting(key, (0, -priority, key) if resumed else (1, -priority, 0)))
         self._line.sort(key=lambda waiting: waiting.rank)
 
     def leave(self, key: int) -> None:

@@ -38,7 +38,8 @@ from pdserve.cluster.messages import (
     TokenRun,
     Tokens,
 )
-from pdserve.core.block_hash import BlockHasher, unpack_token_ids
+from pdserve.core.block_hash import BlockHasher
+from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
 from pdserve.decode_node.admission import AdmissionLine
 from pdserve.engine import planner
@@ -113,6 +114,7 @@ class DecodeScheduler:
         self.ended = EndedAttempts()
         self.links: set[NodeId] = set()
         self.num_preemptions = 0
+        self.num_unexpected = 0
         self._router = router
         self._hasher = hasher
         self._max_step_tokens = max_step_tokens
@@ -128,11 +130,13 @@ class DecodeScheduler:
         self._next_key = 0
         self._step: StepPlan | None = None
         self._num_steps = 0
-        self._on_message: dict[type, Callable[..., Iterable[Action]]] = {
+        self._from_router: dict[type, Callable[..., Iterable[Action]]] = {
             Decode: self._on_decode,
             Cancel: self._on_cancel,
             Live: self._on_live,
             Resume: self._on_resume,
+        }
+        self._from_peers: dict[type, Callable[..., Iterable[Action]]] = {
             Have: self._on_have,
             End: self._on_end,
             Gone: self._on_gone,
@@ -142,7 +146,7 @@ class DecodeScheduler:
         """Feed one event; returns what is to be done, in order."""
         actions: list[Action] = []
         if isinstance(event, Received):
-            actions += self._on_message[type(event.message)](event.sender, event.message, now)
+            actions += self._on_received(event, now)
         elif isinstance(event, Joined):
             self._lease_s = event.lease_s
         elif isinstance(event, StepDone):
@@ -172,6 +176,14 @@ class DecodeScheduler:
             if job is not None and not job.cancelled and job.phase is Phase.PULLING:
                 actions += self._advance(job, now)
 
+    def _on_received(self, event: Received, now: float) -> Iterable[Action]:
+        handlers = self._from_router if event.sender == self._router else self._from_peers
+        handler = handlers.get(type(event.message))
+        if handler is None:
+            self.num_unexpected += 1
+            return []
+        return handler(event.sender, event.message, now)
+
     # ---- messages of the router ------------------------------------------------------------------
 
     def _on_decode(self, sender: NodeId, message: Decode, now: float) -> Iterable[Action]:
@@ -181,7 +193,10 @@ class DecodeScheduler:
         if self.ended.covers(message.request, message.attempt):
             return []
         actions = self._end(known, now) if known is not None else []
-        job = self._job(message, now)
+        try:
+            job = self._job(message, now)
+        except ProtocolError as error:
+            return [*actions, Send(sender, Failed(message.request, message.attempt, Stage.HANDOFF, str(error)))]
         self._jobs[message.request] = job
         self._by_key[job.sequence.key] = job
         if message.source is None:
@@ -686,31 +701,20 @@ class DecodeScheduler:
                 assert job.sequence.key in self._line, "a queued sequence stands in no line"
 
     def _job(self, message: Decode, now: float) -> Job:
+        """Raises ProtocolError for a request that makes no sense or can never fit."""
         size = self._hasher.block_size
-        prompt = unpack_token_ids(message.prompt)
-        tokens = prompt + unpack_token_ids(message.outputs[0])
-        num_full = len(tokens) // size
         self._next_key += 1
-        sequence = Sequence(
-            self._next_key,
-            message.request,
-            message.attempt,
-            tokens,
-            len(prompt),
-            message.sampling,
-            list(message.hashes[:num_full]),
-            size,
-            tail_hash=message.hashes[num_full] if num_full < len(message.hashes) else None,
-            priority=message.priority,
-        )
+        sequence = Sequence.of(self._next_key, message, size)
         # The last token drawn is never run, so it needs no slot.
-        final_tokens = max(len(tokens), len(prompt) + message.sampling.max_tokens - 1)
+        final_blocks = -(-(sequence.num_prompt + message.sampling.max_tokens - 1) // size)
+        if final_blocks > self.pool.num_blocks:
+            raise ProtocolError(f"the request needs up to {final_blocks} KV blocks of {self.pool.num_blocks}")
         return Job(
             sequence,
             Phase.QUEUED if message.source is None else Phase.PULLING,
             now + self._lease_s,
-            num_sent=len(tokens) - len(prompt),
-            final_blocks=-(-final_tokens // size),
+            num_sent=sequence.num_outputs,
+            final_blocks=final_blocks,
             accepted_at=now,
             prefills_here=message.source is None,
         )

@@ -10,6 +10,7 @@ Who owns which block is BlockPool's business; this class only knows where the by
 the engine thread and the copy worker, read by peers through a read-only map of the same buffer.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,8 @@ class KVPool:
         self.view = PoolView(spec, num_blocks, buffer)
         header = np.frombuffer(self.view.buffer, np.uint64, 4, 0)
         header[:] = [MAGIC, LAYOUT_VERSION, num_blocks, spec.block_bytes]
+        # What was announced of the pool that this node had before its restart must name nothing here.
+        self.view.generations[:] = secrets.randbits(32) << 32
         staged = torch.frombuffer(buffer, dtype=torch.uint8, offset=data_offset(num_blocks))
         self._staged = self._shaped(staged[: num_blocks * spec.block_bytes])
         if device == "cpu":

@@ -6,12 +6,39 @@ by the node's scheduler on the event loop.
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from pdserve.core.block_hash import NO_PARENT, BlockHasher
+from pdserve.core.block_hash import NO_PARENT, BlockHasher, unpack_token_ids
+from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, RequestId
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.step import Row, SampleSpec, Seal
+
+
+class Work(Protocol):
+    """A request as it travels, whichever role it goes to: ids packed, one hash per block of prompt + outputs."""
+
+    @property
+    def request(self) -> RequestId: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def prompt(self) -> bytes: ...
+
+    @property
+    def outputs(self) -> tuple[bytes, ...]: ...
+
+    @property
+    def hashes(self) -> tuple[BlockHash, ...]: ...
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+    @property
+    def priority(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -43,6 +70,34 @@ class Sequence:
     num_reserved: int = 0
     num_committed: int = 0
     busy: int = 0
+
+    @classmethod
+    def of(cls, key: int, work: Work, block_size: int) -> "Sequence":
+        """The sequence that continues `work`; raises ProtocolError when its parts do not fit each other."""
+        if len(work.outputs) != 1:
+            raise ProtocolError(f"a request has one sample here, not {len(work.outputs)}")
+        prompt, outputs = unpack_token_ids(work.prompt), unpack_token_ids(work.outputs[0])
+        if not prompt:
+            raise ProtocolError("a prompt has at least one token")
+        if len(outputs) >= work.sampling.max_tokens:
+            raise ProtocolError(f"{len(outputs)} of {work.sampling.max_tokens} tokens (max_tokens) are out already")
+        tokens = prompt + outputs
+        num_full = len(tokens) // block_size
+        sequence = cls(
+            key,
+            work.request,
+            work.attempt,
+            tokens,
+            len(prompt),
+            work.sampling,
+            list(work.hashes[:num_full]),
+            block_size,
+            tail_hash=work.hashes[num_full] if num_full < len(work.hashes) else None,
+            priority=work.priority,
+        )
+        if len(work.hashes) != sequence.num_blocks:
+            raise ProtocolError(f"{len(tokens)} tokens fill {sequence.num_blocks} blocks, not {len(work.hashes)}")
+        return sequence
 
     @property
     def num_tokens(self) -> int:

@@ -32,7 +32,7 @@ from pdserve.cluster.messages import (
     Stage,
     Want,
 )
-from pdserve.core.block_hash import unpack_token_ids
+from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
 from pdserve.engine import planner
 from pdserve.engine.block_pool import BlockPool
@@ -81,6 +81,7 @@ class PrefillScheduler:
         self.pool = pool
         self.offers = OfferBook()
         self.ended = EndedAttempts()
+        self.num_unexpected = 0
         self._router = router
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
@@ -92,11 +93,13 @@ class PrefillScheduler:
         self._next_key = 0
         self._step: StepPlan | None = None
         self._num_steps = 0
-        self._on_message: dict[type, Callable[..., Iterable[Action]]] = {
+        self._from_router: dict[type, Callable[..., Iterable[Action]]] = {
             Prefill: self._on_prefill,
             Cancel: self._on_cancel,
-            Release: self._on_release,
             Live: self._on_live,
+        }
+        self._from_peers: dict[type, Callable[..., Iterable[Action]]] = {
+            Release: self._on_release,
             Want: self._on_want,
             Bad: self._on_bad,
         }
@@ -105,18 +108,26 @@ class PrefillScheduler:
         """Feed one event; returns what is to be done, in order."""
         actions: list[Action] = []
         if isinstance(event, Received):
-            actions += self._on_message[type(event.message)](event.sender, event.message, now)
+            actions += self._on_received(event, now)
         elif isinstance(event, Joined):
             self.offers.lease_s = event.lease_s
         elif isinstance(event, StepDone):
             actions += self._on_step_done(event, now)
         elif isinstance(event, Tick):
             actions += self._on_tick(event, now)
-        self._admit(now)
+        actions += self._admit(now)
         actions += self._start_step(now)
         return actions
 
     # ---- messages --------------------------------------------------------------------------------
+
+    def _on_received(self, event: Received, now: float) -> Iterable[Action]:
+        handlers = self._from_router if event.sender == self._router else self._from_peers
+        handler = handlers.get(type(event.message))
+        if handler is None:
+            self.num_unexpected += 1
+            return []
+        return handler(event.sender, event.message, now)
 
     def _on_prefill(self, sender: NodeId, message: Prefill, now: float) -> Iterable[Action]:
         known = self._prompts.get(message.request)
@@ -128,10 +139,14 @@ class PrefillScheduler:
         if self.ended.covers(message.request, message.attempt):
             return []
         actions = self._end(known, now) if known is not None else []
-        sequence = self._sequence(message)
-        if sequence.num_blocks > self.pool.num_blocks:
-            reason = f"the prompt needs {sequence.num_blocks} KV blocks, this node has {self.pool.num_blocks}"
-            return [*actions, Send(self._router, Failed(message.request, message.attempt, Stage.PREFILL, reason))]
+        self._next_key += 1
+        try:
+            sequence = Sequence.of(self._next_key, message, self._block_size)
+            if sequence.num_blocks > self.pool.num_blocks:
+                raise ProtocolError(f"the prompt needs {sequence.num_blocks} KV blocks of {self.pool.num_blocks}")
+        except ProtocolError as error:
+            failed = Failed(message.request, message.attempt, Stage.PREFILL, str(error))
+            return [*actions, Send(self._router, failed)]
         prompt = Prompt(sequence, Phase.QUEUED, accepted_at=now)
         self._prompts[message.request] = prompt
         self._by_key[sequence.key] = prompt
@@ -176,19 +191,22 @@ class PrefillScheduler:
 
     # ---- the step --------------------------------------------------------------------------------
 
-    def _admit(self, now: float) -> None:
+    def _admit(self, now: float) -> list[Action]:
         """Reserve for queued prompts in order; a head that does not fit is passed a bounded number of times."""
+        actions: list[Action] = []
         blocked: list[Prompt] = []
         for prompt in list(self._queue):
             if self.pool.num_leased > self.pool.num_blocks // 2:
-                return
+                break
             if self._reserve(prompt, now):
+                actions += self._announce_hits(prompt)
                 for earlier in blocked:
                     earlier.passes += 1
             else:
                 blocked.append(prompt)
             if any(earlier.passes >= MAX_PASSES for earlier in blocked):
-                return
+                break
+        return actions
 
     def _reserve(self, prompt: Prompt, now: float) -> bool:
         sequence = prompt.sequence
@@ -205,7 +223,6 @@ class PrefillScheduler:
     def _start_step(self, now: float) -> list[Action]:
         if self._step is not None:
             return []
-        actions = self._announce_hits()
         waited = {p.sequence.key: now - p.accepted_at for p in self._running}
         ready = [p.sequence for p in self._running if not p.cancelled]
         ordered = planner.order(ready, self._policy, lambda s: waited[s.key])
@@ -216,23 +233,17 @@ class PrefillScheduler:
             seals += sequence.seals(num_tokens)
             sequence.busy += 1
         if not rows:
-            return actions
+            return []
         self._num_steps += 1
         self._step = StepPlan(self._num_steps, tuple(rows), tuple(seals))
-        return [*actions, RunStep(self._step)]
+        return [RunStep(self._step)]
 
-    def _announce_hits(self) -> list[Action]:
+    def _announce_hits(self, prompt: Prompt) -> list[Send]:
         """Blocks found in the prefix cache are announced as soon as their prompt has its reservation."""
-        actions: list[Action] = []
-        for prompt in self._running:
-            sequence = prompt.sequence
-            offer = self.offers.find(sequence.request, sequence.attempt)
-            num_found = sequence.num_found // self._block_size
-            if offer is None or not num_found or sequence.hashes[0] in offer.sealed:
-                continue
-            entries = [self._entry(sequence.block_ids[i], sequence.hashes[i]) for i in range(num_found)]
-            actions += self.offers.seal(sequence.request, sequence.attempt, entries)
-        return actions
+        sequence = prompt.sequence
+        num_found = sequence.num_found // self._block_size
+        entries = [self._entry(sequence.block_ids[i], sequence.hashes[i]) for i in range(num_found)]
+        return self.offers.seal(sequence.request, sequence.attempt, entries)
 
     def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
         plan, result = self._step, event.result
@@ -357,24 +368,6 @@ class PrefillScheduler:
         assert len(self.offers) == len(self._prompts), "a request without a lease, or a lease without a request"
 
     # ---- helpers ---------------------------------------------------------------------------------
-
-    def _sequence(self, message: Prefill) -> Sequence:
-        prompt = unpack_token_ids(message.prompt)
-        tokens = prompt + unpack_token_ids(message.outputs[0])
-        num_full = len(tokens) // self._block_size
-        self._next_key += 1
-        return Sequence(
-            self._next_key,
-            message.request,
-            message.attempt,
-            tokens,
-            len(prompt),
-            message.sampling,
-            list(message.hashes[:num_full]),
-            self._block_size,
-            tail_hash=message.hashes[num_full] if num_full < len(message.hashes) else None,
-            priority=message.priority,
-        )
 
     def _entry(self, block_id: BlockId, block_hash: BlockHash) -> HaveEntry:
         checksum = self.pool.checksum(block_id)

@@ -2,13 +2,32 @@
 
 import random
 
+import pytest
+
+from pdserve.cluster.events import Received
 from pdserve.cluster.memory import MemoryHub
-from pdserve.cluster.messages import Cancel, End, Want
+from pdserve.cluster.messages import (
+    Cancel,
+    Capacity,
+    Decode,
+    End,
+    Facts,
+    Failed,
+    Hello,
+    Live,
+    Prefill,
+    Role,
+    Tokens,
+    Want,
+)
+from pdserve.core.block_hash import pack_token_ids
 from pdserve.core.ids import NodeId
+from pdserve.core.sampling import SamplingParams
 from tests.in_process import TINY_SPEC, VOCAB, FakeEngine, InProcessCluster, Timing, continuation
 
 BLOCK = TINY_SPEC.block_size
 P0, D0 = NodeId("P0"), NodeId("D0")
+FACTS = Facts("model", "tokenizer", "spec", b"kv", "float32", ("float32",))
 
 
 def make_prompt(num_tokens: int, seed: int = 0) -> list[int]:
@@ -91,3 +110,57 @@ def test_a_late_cancel_of_an_earlier_attempt_leaves_the_later_ones_tokens():
     cluster.hub.send(NodeId("router"), D0, Cancel(request, 0), cluster.now)
     cluster.run(until=lambda: cluster.now > 1)
     assert [entry.request for entry in decode.held(1).entries] == [request]
+
+
+def test_what_the_prefill_node_has_cached_is_copied_while_another_prompts_step_runs():
+    cluster = InProcessCluster(num_decode=2, max_step_tokens=8 * BLOCK, timing=Timing(step=1.0))
+    cached = make_prompt(6 * BLOCK)
+    cluster.submit(cached, max_tokens=1)
+    cluster.run()
+    cluster.trace.clear()
+    cluster.submit(make_prompt(8 * BLOCK, seed=1), max_tokens=1)
+    cluster.run(until=lambda: bool(seen(cluster, "P0 step")))
+    cluster.submit([*cached, 1], max_tokens=2)
+    cluster.run()
+    first_copy = next(when for when, what, _ in cluster.trace if what.endswith(" copy"))
+    first_stepped = next(when for when, what, _ in cluster.trace if what == "P0 stepped")
+    assert first_copy < first_stepped
+
+
+@pytest.mark.parametrize("node", [P0, D0])
+def test_messages_that_are_not_for_this_role_or_not_from_this_sender_are_dropped(node: NodeId):
+    cluster = InProcessCluster()
+    request = cluster.submit(make_prompt(9), max_tokens=3)
+    cluster.run(until=lambda: bool(seen(cluster, "P0 step")))
+    strange = [Hello(P0, Role.PREFILL, FACTS, Capacity(1, 1, 1, 1)), Cancel(request, 9), Live(1, ()), Tokens(())]
+    for message in strange:
+        assert cluster.nodes[node].machine.handle(Received(NodeId("P7"), message), cluster.now) == []
+    assert cluster.nodes[node].machine.num_unexpected == len(strange)
+    cluster.run()
+    assert cluster.results(request) == [continuation(make_prompt(9), 3)]
+
+
+@pytest.mark.parametrize("kind", [Prefill, Decode])
+def test_a_request_that_makes_no_sense_fails_by_itself(kind: type):
+    cluster = InProcessCluster()
+    node = cluster.nodes[P0 if kind is Prefill else D0].machine
+    source = () if kind is Prefill else (None,)
+    message = kind(b"x" * 16, 1, pack_token_ids([1, 2, 3]), (b"",), (), SamplingParams(), *source)
+    ((send,),) = [node.handle(Received(NodeId("router"), message), 0.0)]
+    assert isinstance(send.message, Failed)
+    assert "3 tokens fill 1 blocks, not 0" in send.message.reason
+    assert node.is_idle
+
+
+def test_a_request_that_can_never_fit_is_refused_by_the_decode_node_with_both_numbers():
+    cluster = InProcessCluster(num_blocks=10)
+    prompt = make_prompt(9)
+    hashes = tuple(cluster.hasher.hashes(prompt))
+    message = Decode(b"x" * 16, 1, pack_token_ids(prompt), (b"",), hashes, SamplingParams(max_tokens=33), None)
+    (send,) = cluster.nodes[D0].machine.handle(Received(NodeId("router"), message), 0.0)
+    assert "up to 11 KV blocks of 10" in send.message.reason
+
+
+def test_no_generation_of_one_incarnation_is_one_of_the_next():
+    before, after = [InProcessCluster().nodes[P0].pool.view.generations for _ in range(2)]
+    assert not set(before.tolist()) & set(after.tolist())

@@ -1,0 +1,52 @@
+"""The line for blocks: who is tried first, and who may pass."""
+
+from pdserve.decode_node.admission import MAX_PASSES, AdmissionLine
+
+
+def make_line(*keys: int, resumed: tuple[int, ...] = ()) -> AdmissionLine:
+    line = AdmissionLine()
+    for key in keys:
+        line.join(key, 0, resumed=False)
+    for key in resumed:
+        line.join(key, 0, resumed=True)
+    return line
+
+
+def test_first_come_first_served():
+    assert make_line(3, 1, 2).admit(lambda _: True) == [3, 1, 2]
+
+
+def test_a_higher_priority_goes_first():
+    line = make_line(1)
+    line.join(2, 5, resumed=False)
+    assert line.admit(lambda _: True) == [2, 1]
+
+
+def test_the_resumed_come_before_all_others_the_oldest_first():
+    assert make_line(1, resumed=(9, 4)).admit(lambda _: True) == [4, 9, 1]
+
+
+def test_joining_twice_keeps_the_place():
+    line = make_line(1, 2, 1)
+    assert len(line) == 2
+    assert line.admit(lambda _: True) == [1, 2]
+
+
+def test_who_left_is_not_tried():
+    line = make_line(1, 2)
+    line.leave(1)
+    line.leave(7)
+    assert line.admit(lambda _: True) == [2]
+    assert 2 not in line
+
+
+def test_a_head_that_does_not_fit_is_passed_only_so_often():
+    line = make_line(0, *range(1, 20))
+    assert line.admit(lambda key: key != 0) == list(range(1, MAX_PASSES + 1))
+    assert line.admit(lambda key: key != 0) == []
+    assert line.admit(lambda _: True)[0] == 0
+
+
+def test_nobody_new_passes_a_resumed_one_that_does_not_fit():
+    line = make_line(1, resumed=(5,))
+    assert line.admit(lambda key: key == 1) == []
