@@ -80,13 +80,13 @@ class Server:
         return self
 
     def tree(self) -> dict[int, str]:
-        """Command line by process id of this process and all that descend from it."""
+        """Command line by process id of this process and all that descend from it and live."""
         found, new = {}, [self.pid]
         while new:
             pid = new.pop()
             found[pid] = command_line(pid)
             new += children(pid)
-        return found
+        return {pid: line for pid, line in found.items() if line}
 
     def pid_of(self, name: str) -> int:
         """The process of a child of `up`: router, P0, D0, ..."""
