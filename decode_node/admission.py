@@ -1,8 +1,9 @@
 """Who gets blocks next on a decode node: the line of requests that wait for a reservation.
 
-Preempted sequences come before new ones, the oldest first; otherwise first come, first served within a priority. A head
-that does not fit is passed at most MAX_PASSES times, so that a large prompt is never starved by small
-ones. Owns the order only; DecodeScheduler tries the reservations.
+Preempted sequences come before new ones, the oldest first; otherwise first come, first served within a
+priority. A head that does not fit is passed at most MAX_PASSES times, so that a large prompt is never
+starved by small ones; no more than that are tried in vain, because this runs at every event. Owns the
+order only; DecodeScheduler tries the reservations.
 """
 
 from collections.abc import Callable
@@ -44,6 +45,8 @@ class AdmissionLine:
         admitted: list[int] = []
         blocked: list[Waiting] = []
         for waiting in list(self._line):
+            if len(blocked) == MAX_PASSES:
+                break
             # A resumed sequence that does not fit lets no new one pass: it has waited once already.
             if blocked and (blocked[0].rank[0] == 0 or any(w.passes >= MAX_PASSES for w in blocked)):
                 break

@@ -375,6 +375,8 @@ class DecodeScheduler:
 
     def _admit(self, now: float) -> list[Action]:
         actions: list[Action] = []
+        if not len(self._line) or self._num_active >= self._max_running:
+            return actions
 
         def reserve(key: int) -> bool:
             job = self._by_key[key]

@@ -50,3 +50,10 @@ def test_a_head_that_does_not_fit_is_passed_only_so_often():
 def test_nobody_new_passes_a_resumed_one_that_does_not_fit():
     line = make_line(1, resumed=(5,))
     assert line.admit(lambda key: key == 1) == []
+
+
+def test_a_long_line_that_does_not_fit_costs_a_few_tries():
+    tried = []
+    line = make_line(*range(1000))
+    assert line.admit(lambda key: bool(tried.append(key))) == []
+    assert tried == list(range(MAX_PASSES))
