@@ -19,6 +19,9 @@ from pdserve.cluster.endpoint import LinkId
 from pdserve.cluster.messages import Facts, Hello, Message, Refused, Welcome, WrongEpoch
 from pdserve.core.ids import NO_EPOCH, Epoch, NodeId
 
+# A beat later than this means that the whole process was held up: nothing may expire unheard.
+LATE_S = 1.0
+
 
 class Outbox(Protocol):
     """The part of an endpoint that the handshake needs."""
@@ -218,3 +221,32 @@ class Dialled:
 
     def send(self, message: Message) -> bool:
         return self.state is Acquaintance.KNOWN and self._outbox.send(self.link, message, self.peer)
+
+
+class Liveness:
+    """When each peer was last heard, asked once a beat.
+
+    beat_s     how often `silent` is called
+    silence_s  how long a peer may say nothing
+    """
+
+    def __init__(self, beat_s: float, silence_s: float):
+        self._late_s = beat_s + LATE_S
+        self._silence_s = silence_s
+        self._heard: dict[NodeId, float] = {}
+        self._asked_at: float | None = None
+
+    def hear(self, node: NodeId, now: float) -> None:
+        self._heard[node] = now
+
+    def forget(self, node: NodeId) -> None:
+        self._heard.pop(node, None)
+
+    def silent(self, now: float) -> list[tuple[NodeId, float]]:
+        """Who is silent for too long, and for how long; nobody when this process was held up itself."""
+        was_held_up = self._asked_at is not None and now - self._asked_at > self._late_s
+        self._asked_at = now
+        if was_held_up:
+            # What they said meanwhile has not been read yet.
+            self._heard = dict.fromkeys(self._heard, now)
+        return [(node, now - heard) for node, heard in self._heard.items() if now - heard > self._silence_s]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pdserve.cluster.codec import Envelope
 from pdserve.cluster.endpoint import Endpoint, LinkId
 from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
-from pdserve.cluster.membership import Acquaintance, Dialled, Doorway, disagreement
+from pdserve.cluster.membership import LATE_S, Acquaintance, Dialled, Doorway, disagreement
 from pdserve.cluster.messages import Hello, Message, Peer, Peers, PoolOffer, Refused, Send, Welcome, WrongEpoch
 from pdserve.core.errors import LayoutError, RefusedError
 from pdserve.core.ids import Epoch, NodeId
@@ -23,8 +23,6 @@ from pdserve.core.ids import Epoch, NodeId
 log = logging.getLogger(__name__)
 
 ROUTER = NodeId("router")
-# A beat later than this means that the whole process was held up: nothing may expire unheard.
-LATE_S = 1.0
 
 
 class Machine(Protocol):

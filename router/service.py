@@ -15,7 +15,7 @@ from pdserve.cluster.codec import Envelope
 from pdserve.cluster.config import Admission, Control
 from pdserve.cluster.endpoint import Endpoint, LinkId
 from pdserve.cluster.events import Received, Tick
-from pdserve.cluster.membership import Admitted, Doorway, disagreement
+from pdserve.cluster.membership import Admitted, Doorway, Liveness, disagreement
 from pdserve.cluster.messages import Facts, Held, Hello, Refused, Role, Send, Welcome, WrongEpoch
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
@@ -96,7 +96,7 @@ class RouterService:
         self._max_model_len = max_model_len
         self._dispatcher = Dispatcher(admission.recovery_attempts, recovery_grace_s=admission.recovery_grace_s)
         self._streams: dict[RequestId, TokenStream] = {}
-        self._heard: dict[NodeId, float] = {}
+        self._liveness = Liveness(control.heartbeat_s, control.node_lost_s)
         self._endpoint = Endpoint(self.epoch, self._on_frame, self._on_link_lost)
         self._doorway = Doorway(self.epoch, self._endpoint, self._judge, self._welcome)
         self._was_ready = False
@@ -120,9 +120,8 @@ class RouterService:
     async def _beats(self) -> None:
         while True:
             now = time.monotonic()
-            for node, heard in list(self._heard.items()):
-                if now - heard > self._control.node_lost_s:
-                    self._lose(node, f"silent for {now - heard:.1f} s")
+            for node, silence_s in self._liveness.silent(now):
+                self._lose(node, f"silent for {silence_s:.1f} s")
             self._feed(Tick())
             await asyncio.sleep(self._control.heartbeat_s)
 
@@ -192,7 +191,7 @@ class RouterService:
         elif not isinstance(message, WrongEpoch):
             sender = self._doorway.sender(link, envelope)
             if sender is not None:
-                self._heard[sender] = time.monotonic()
+                self._liveness.hear(sender, time.monotonic())
                 self._feed(Received(sender, message))
                 if isinstance(message, Held):
                     self._announce_readiness()
@@ -205,7 +204,7 @@ class RouterService:
     def _join(self, admitted: Admitted) -> None:
         hello = admitted.hello
         hasher = BlockHasher(hello.facts.kv_fingerprint, hello.capacity.block_size)
-        self._heard[admitted.node] = time.monotonic()
+        self._liveness.hear(admitted.node, time.monotonic())
         log.info(
             "%s joined as %s: %d KV blocks, %d tokens",
             admitted.node,
@@ -218,7 +217,7 @@ class RouterService:
 
     def _lose(self, node: NodeId, reason: str) -> None:
         log.warning("lost %s: %s", node, reason)
-        self._heard.pop(node, None)
+        self._liveness.forget(node)
         self._doorway.drop(node)
         self._feed(NodeLost(node, reason))
         self._announce_readiness()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from pdserve.cluster.codec import Envelope
 from pdserve.cluster.endpoint import LinkId
-from pdserve.cluster.membership import Acquaintance, Dialled, Doorway, disagreement
+from pdserve.cluster.membership import Acquaintance, Dialled, Doorway, Liveness, disagreement
 from pdserve.cluster.messages import Capacity, Facts, Gone, Hello, Message, Refused, Role, Welcome, WrongEpoch
 from pdserve.core.ids import NO_EPOCH, Epoch, NodeId, RequestId
 
@@ -203,3 +203,31 @@ def test_a_broken_connection_is_greeted_again_on_its_new_link():
     dialled.redialled(OTHER_LINK)
     dialled.greet()
     assert outbox.sent == [(OTHER_LINK, HELLO, NO_EPOCH)]
+
+
+# ---- silence -----------------------------------------------------------------------------------------
+
+
+def test_who_is_not_heard_for_too_long_is_silent():
+    liveness = Liveness(beat_s=0.5, silence_s=3.0)
+    liveness.hear(P0, 0.0)
+    liveness.hear(NodeId("D0"), 2.0)
+    for now in (0.5, 1.5, 2.5, 3.0):
+        assert liveness.silent(now) == []
+    assert liveness.silent(3.5) == [(P0, 3.5)]
+    liveness.forget(P0)
+    assert liveness.silent(4.0) == []
+
+
+def test_nobody_is_silent_because_we_were_held_up_ourselves():
+    liveness = Liveness(beat_s=0.5, silence_s=3.0)
+    liveness.hear(P0, 0.0)
+    assert liveness.silent(0.5) == []
+    assert liveness.silent(60.0) == []
+    for beat in range(6):
+        assert liveness.silent(60.5 + 0.5 * beat) == []
+    assert liveness.silent(63.5) == [(P0, 3.5)]
+
+
+def test_forgetting_who_was_never_heard_is_nothing():
+    Liveness(0.5, 3.0).forget(P0)
