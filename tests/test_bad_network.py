@@ -19,7 +19,8 @@ from pdserve.cluster.messages import (
     Tokens,
     Want,
 )
-from tests.in_process import TINY_SPEC, VOCAB, InProcessCluster, continuation
+from pdserve.core.ids import NodeId, RequestId
+from tests.in_process import TINY_SPEC, VOCAB, InProcessCluster, Timing, continuation
 
 BLOCK = TINY_SPEC.block_size
 ON_THE_WAY = [Prefill, Decode, Want, Have, End, FirstToken, Ready, Release, Tokens, Live, Held, Cancel]
@@ -66,3 +67,36 @@ def test_a_link_that_drops_repeats_and_reorders_changes_no_token(seed: int):
         max_attempts=100,
     )
     run_mixed_load(cluster, seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cancels_restarts_and_broken_links_change_no_token_of_the_others(seed: int):
+    rng = random.Random(seed)
+    faults = Faults(drop=0.03, duplicate=0.05, reorder=0.1, delay_s=0.1, seed=seed)
+    cluster = InProcessCluster(
+        num_prefill=2,
+        num_decode=2,
+        num_blocks=rng.choice([14, 20, 64]),
+        max_step_tokens=rng.choice([3, 8, 64]),
+        timing=Timing(step=rng.choice([0.001, 0.05]), block=rng.choice([0.0002, 0.05])),
+        hub=MemoryHub(latency_s=0.0001, faults=faults),
+        max_attempts=100,
+    )
+    common = [rng.randrange(VOCAB) for _ in range(4 * BLOCK)]
+    prompts = [common + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3 * BLOCK))] for _ in range(10)]
+    requests = [cluster.submit(prompt, max_tokens=rng.randint(2, 10)) for prompt in prompts]
+
+    def cancel(request: RequestId) -> None:
+        if not cluster.outcomes[request].is_over:
+            cluster.cancel(request)
+        cluster.outcomes[request].given_up = "cancelled"
+
+    for request in requests[::3]:
+        cluster.at(rng.random() * 0.5, lambda request=request: cancel(request))
+    for node in ("P0", "P1"):
+        cluster.at(rng.random() * 0.5, lambda node=NodeId(node): cluster.restart_prefill(node))
+    cluster.run(limit_s=900)
+    for prompt, request in zip(prompts, requests, strict=True):
+        outcome = cluster.outcomes[request]
+        assert outcome.tokens == continuation(prompt, len(outcome.tokens))
+        assert outcome.finish == "length" or outcome.given_up == "cancelled"
