@@ -63,6 +63,13 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class Slo:
+    """Prompts that can keep the promise are computed before those that cannot any more."""
+
+    ttft_s: float | None = setting(None, readers.seconds(0.001, 3600), "promised time to first token, in seconds")
+
+
+@dataclass(frozen=True, slots=True)
 class NodeServing:
     model: Path | None = setting(None, readers.folder(), MODEL)
     dtype: str = setting("auto", readers.choice(*DTYPES, metavar="TYPE"), "number type: " + ", ".join(DTYPES))
@@ -95,11 +102,22 @@ class Compute:
     cores: tuple[int, ...] | None = setting(None, readers.core_list(), "cores to run on, like 0,2-3 (default: all)")
 
 
+POLICY = setting("fcfs", readers.choice("fcfs", "shortest"), "which prompt goes first")
+
+
 @dataclass(frozen=True, slots=True)
-class Steps:
+class PrefillSteps:
+    max_step_tokens: int = setting(
+        512, readers.integer(1, 1 << 16), "most tokens in one step; of decode nodes 256"
+    )
+    prefill_policy: str = POLICY
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSteps:
     max_step_tokens: int = setting(256, readers.integer(1, 1 << 16), "most tokens in one step: the chunk budget")
     max_running: int = setting(64, readers.integer(1, 4096), "most sequences that run at once")
-    prefill_policy: str = setting("fcfs", readers.choice("fcfs", "shortest"), "which prompt goes first")
+    prefill_policy: str = POLICY
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +126,7 @@ class RouterConfig:
     http: Http = Http()
     control: Control = Control()
     admission: Admission = Admission()
+    slo: Slo = Slo()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +136,7 @@ class PrefillConfig:
     network: Network = Network()
     memory: Memory = Memory()
     compute: Compute = Compute()
-    steps: Steps = Steps()
+    steps: PrefillSteps = PrefillSteps()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +147,7 @@ class DecodeConfig:
     network: Network = Network()
     memory: Memory = Memory()
     compute: Compute = Compute()
-    steps: Steps = Steps()
+    steps: DecodeSteps = DecodeSteps()
 
 
 @dataclass(frozen=True, slots=True)

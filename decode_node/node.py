@@ -19,6 +19,7 @@ from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.engine_thread import EngineThread
 from pdserve.engine.kv_pool import KVPool, PoolView
+from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone
 from pdserve.kvtransfer.node_parts import NodeParts
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
@@ -99,6 +100,7 @@ class DecodeNode:
             config.steps.max_step_tokens,
             config.steps.max_running,
             pool.spec.payload_bytes,
+            Policy(config.steps.prefill_policy),
         )
         hello = Hello(NodeId(config.name), Role(config.role), parts.facts, parts.capacity)
         self._life = NodeLife(hello, epoch, scheduler, self._execute, peer_pools=self._peers)

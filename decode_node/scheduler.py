@@ -76,9 +76,7 @@ class Job:
     expires_at: float
     num_sent: int
     final_blocks: int
-    accepted_at: float
     prefills_here: bool
-    started_at: float = 0.0
     pull: Pull | None = None
     cancelled: bool = False
     resumed: bool = False
@@ -109,6 +107,7 @@ class DecodeScheduler:
         max_step_tokens: int,
         max_running: int,
         block_bytes: int,
+        policy: planner.Policy = planner.Policy.FCFS,
     ):
         self.pool = pool
         self.ended = EndedAttempts()
@@ -119,6 +118,8 @@ class DecodeScheduler:
         self._hasher = hasher
         self._max_step_tokens = max_step_tokens
         self._max_running = max_running
+        self._policy = policy
+        self._pace = planner.Pace()
         self._lease_s = DEFAULT_LEASE_S
         self._block_bytes = block_bytes
         self._jobs: dict[RequestId, Job] = {}
@@ -161,7 +162,7 @@ class DecodeScheduler:
         elif isinstance(event, LinkLost):
             actions += self._on_link_lost(event, now)
         actions += self._settle(now)
-        actions += self._start_step()
+        actions += self._start_step(now)
         actions += self._settle(now)
         return actions
 
@@ -382,7 +383,7 @@ class DecodeScheduler:
             job = self._by_key[key]
             if job.phase is Phase.PULLING:
                 return self._reserve_pull(job, now, actions)
-            return self._reserve_local(job, now)
+            return self._reserve_local(job)
 
         self._due.update(self._line.admit(reserve))
         return actions
@@ -402,7 +403,7 @@ class DecodeScheduler:
         )
         return self._num_active < self._max_running and self.pool.can_reserve(num_blocks, hits, keep=owed)
 
-    def _reserve_local(self, job: Job, now: float) -> bool:
+    def _reserve_local(self, job: Job) -> bool:
         sequence = job.sequence
         hits = self.pool.match(sequence.hashes[: sequence.num_tokens // sequence.block_size])
         missing = sequence.num_blocks - len(hits) + self._growth(job)
@@ -410,7 +411,6 @@ class DecodeScheduler:
             return False
         sequence.claim(self.pool, hits, missing)
         job.num_hit_tokens = sequence.num_computed
-        job.started_at = now
         job.phase = Phase.RUNNING
         return True
 
@@ -509,7 +509,7 @@ class DecodeScheduler:
     def _num_active(self) -> int:
         return sum(1 for job in self._by_key.values() if job.sequence.block_ids or job.sequence.num_reserved)
 
-    def _start_step(self) -> list[Action]:
+    def _start_step(self, now: float) -> list[Action]:
         if self._step is not None:
             return []
         running = [job for job in self._jobs.values() if job.phase is Phase.RUNNING]
@@ -524,7 +524,9 @@ class DecodeScheduler:
                 rows.append((job, 1))
         rows = [(job, n) for job, n in rows if job.phase is Phase.RUNNING]
         behind = [job.sequence for job in running if job.phase is Phase.RUNNING and job.sequence.num_missing > 1]
-        for sequence, num_tokens in planner.chunks(behind, self._max_step_tokens - len(rows)):
+        ordered = planner.order(behind, self._policy, self._pace, now)
+        for sequence, num_tokens in planner.chunks(ordered, self._max_step_tokens - len(rows)):
+            sequence.started_at = now if sequence.started_at is None else sequence.started_at
             sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
             rows.append((self._by_key[sequence.key], num_tokens))
         if not rows:
@@ -540,6 +542,7 @@ class DecodeScheduler:
         assert plan is not None, "a result although no step is running"
         assert plan.step == result.step, "a result of another step"
         self._step = None
+        self._pace.learn(plan.num_tokens, result.forward_s)
         actions: list[Action] = []
         runs: list[TokenRun] = []
         for row in plan.rows:
@@ -579,8 +582,8 @@ class DecodeScheduler:
             token=sequence.tokens[-1],
             finish=finish,
             num_cached_tokens=job.num_hit_tokens,
-            queue_s=job.started_at - job.accepted_at,
-            prefill_s=now - job.started_at,
+            queue_s=sequence.queue_s,
+            prefill_s=now - sequence.accepted_at - sequence.queue_s,
         )
 
     def _unsent(self, job: Job, finish: Finish | None) -> TokenRun:
@@ -706,7 +709,7 @@ class DecodeScheduler:
         """Raises ProtocolError for a request that makes no sense or can never fit."""
         size = self._hasher.block_size
         self._next_key += 1
-        sequence = Sequence.of(self._next_key, message, size)
+        sequence = Sequence.of(self._next_key, message, size, now)
         # The last token drawn is never run, so it needs no slot.
         final_blocks = -(-(sequence.num_prompt + message.sampling.max_tokens - 1) // size)
         if final_blocks > self.pool.num_blocks:
@@ -717,6 +720,5 @@ class DecodeScheduler:
             now + self._lease_s,
             num_sent=sequence.num_outputs,
             final_blocks=final_blocks,
-            accepted_at=now,
             prefills_here=message.source is None,
         )

@@ -38,6 +38,9 @@ class Work(Protocol):
     def sampling(self) -> SamplingParams: ...
 
     @property
+    def deadline_s(self) -> float | None: ...
+
+    @property
     def priority(self) -> int: ...
 
 
@@ -47,6 +50,8 @@ class Sequence:
 
     hashes         names of its leading full blocks; decode nodes extend them as blocks fill
     tail_hash      name of the partial block at the end of prompt + given outputs, if there is one
+    started_at     when its first chunk was planned
+    deadline       when its next token is promised, on this node's clock; None without a promise
     num_computed   tokens whose KV is in block_ids
     num_found      tokens whose KV lies in blocks found by hash: never written again
     num_reserved   blocks promised by the pool and not taken yet
@@ -64,6 +69,9 @@ class Sequence:
     tail_hash: BlockHash | None = None
     sample: int = 0
     priority: int = 0
+    accepted_at: float = 0.0
+    started_at: float | None = None
+    deadline: float | None = None
     block_ids: list[BlockId] = field(default_factory=list)
     num_computed: int = 0
     num_found: int = 0
@@ -72,8 +80,8 @@ class Sequence:
     busy: int = 0
 
     @classmethod
-    def of(cls, key: int, work: Work, block_size: int) -> "Sequence":
-        """The sequence that continues `work`; raises ProtocolError when its parts do not fit each other."""
+    def of(cls, key: int, work: Work, block_size: int, now: float) -> "Sequence":
+        """The sequence that continues `work`, accepted now; raises ProtocolError when its parts do not fit."""
         if len(work.outputs) != 1:
             raise ProtocolError(f"a request has one sample here, not {len(work.outputs)}")
         prompt, outputs = unpack_token_ids(work.prompt), unpack_token_ids(work.outputs[0])
@@ -94,10 +102,17 @@ class Sequence:
             block_size,
             tail_hash=work.hashes[num_full] if num_full < len(work.hashes) else None,
             priority=work.priority,
+            accepted_at=now,
+            deadline=None if work.deadline_s is None else now + work.deadline_s,
         )
         if len(work.hashes) != sequence.num_blocks:
             raise ProtocolError(f"{len(tokens)} tokens fill {sequence.num_blocks} blocks, not {len(work.hashes)}")
         return sequence
+
+    @property
+    def queue_s(self) -> float:
+        """From acceptance to the first chunk."""
+        return 0.0 if self.started_at is None else self.started_at - self.accepted_at
 
     @property
     def num_tokens(self) -> int:

@@ -65,9 +65,13 @@ def _plan(load: Load, api: Api, num_requests: int, seeds: np.random.SeedSequence
 
 
 def _arrival_times(rng: np.random.Generator, rate_per_s: float, num_requests: int) -> np.ndarray:
-    """Poisson arrivals: exponential gaps of mean 1 / rate, drawn in units of the mean so that rates only scale."""
-    if math.isinf(rate_per_s):
+    """Poisson arrivals, given that num_requests of them take (num_requests - 1) / rate seconds.
+
+    Exponential gaps divided by their sum are the spacings of a Poisson process with that many arrivals in that
+    time (Devroye 1986, chapter V.2): the offered rate is the one asked for, whatever the seed. Rates only scale.
+    """
+    if math.isinf(rate_per_s) or num_requests == 1:
         return np.zeros(num_requests)
     gaps = rng.standard_exponential(num_requests)
     gaps[0] = 0.0
-    return np.cumsum(gaps) / rate_per_s
+    return np.cumsum(gaps) * ((num_requests - 1) / gaps.sum() / rate_per_s)

@@ -7,4 +7,5 @@ from pdserve.prefill_node.node import serve
 
 def run(config: PrefillConfig) -> int:
     """Serve until a signal; returns the exit code. Raises what the start refuses."""
-    return run_node(config, config.steps.max_running, serve)
+    # It decodes nothing, so it has no batch of running sequences.
+    return run_node(config, 0, serve)

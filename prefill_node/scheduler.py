@@ -59,8 +59,6 @@ class Prompt:
 
     sequence: Sequence
     phase: Phase
-    accepted_at: float
-    started_at: float = 0.0
     passes: int = 0
     cancelled: bool = False
     first_token: FirstToken | None = None
@@ -86,6 +84,7 @@ class PrefillScheduler:
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._policy = policy
+        self._pace = planner.Pace()
         self._prompts: dict[RequestId, Prompt] = {}
         self._by_key: dict[int, Prompt] = {}
         self._queue: list[Prompt] = []
@@ -141,13 +140,13 @@ class PrefillScheduler:
         actions = self._end(known, now) if known is not None else []
         self._next_key += 1
         try:
-            sequence = Sequence.of(self._next_key, message, self._block_size)
+            sequence = Sequence.of(self._next_key, message, self._block_size, now)
             if sequence.num_blocks > self.pool.num_blocks:
                 raise ProtocolError(f"the prompt needs {sequence.num_blocks} KV blocks of {self.pool.num_blocks}")
         except ProtocolError as error:
             failed = Failed(message.request, message.attempt, Stage.PREFILL, str(error))
             return [*actions, Send(self._router, failed)]
-        prompt = Prompt(sequence, Phase.QUEUED, accepted_at=now)
+        prompt = Prompt(sequence, Phase.QUEUED)
         self._prompts[message.request] = prompt
         self._by_key[sequence.key] = prompt
         self._queue.append(prompt)
@@ -217,21 +216,21 @@ class PrefillScheduler:
         sequence.claim(self.pool, hits, missing)
         self._queue.remove(prompt)
         self._running.append(prompt)
-        prompt.phase, prompt.started_at = Phase.RUNNING, now
+        prompt.phase = Phase.RUNNING
         return True
 
     def _start_step(self, now: float) -> list[Action]:
         if self._step is not None:
             return []
-        waited = {p.sequence.key: now - p.accepted_at for p in self._running}
         ready = [p.sequence for p in self._running if not p.cancelled]
-        ordered = planner.order(ready, self._policy, lambda s: waited[s.key])
+        ordered = planner.order(ready, self._policy, self._pace, now)
         rows, seals = [], []
         for sequence, num_tokens in planner.chunks(ordered, self._max_step_tokens):
             sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
             rows.append(sequence.row(num_tokens))
             seals += sequence.seals(num_tokens)
             sequence.busy += 1
+            sequence.started_at = now if sequence.started_at is None else sequence.started_at
         if not rows:
             return []
         self._num_steps += 1
@@ -250,6 +249,7 @@ class PrefillScheduler:
         assert plan is not None, "a result although no step is running"
         assert plan.step == result.step, "a result of another step"
         self._step = None
+        self._pace.learn(plan.num_tokens, result.forward_s)
         sealed = {seal.block_id: seal.block_hash for seal in plan.seals}
         actions: list[Action] = []
         for row in plan.rows:
@@ -281,8 +281,8 @@ class PrefillScheduler:
             token=token,
             finish=Finish(reason) if reason else None,
             num_cached_tokens=min(sequence.num_found, sequence.num_tokens - 1),
-            queue_s=prompt.started_at - prompt.accepted_at,
-            prefill_s=now - prompt.started_at,
+            queue_s=sequence.queue_s,
+            prefill_s=now - sequence.accepted_at - sequence.queue_s,
         )
         prompt.first_token = first
         self._running.remove(prompt)

@@ -116,14 +116,22 @@ class Dispatcher:
     """max_attempts: tries of a request before it is given up; max_prompts_per_node: see above.
 
     recovery_grace_s: how long queued requests wait for a node that can serve them to come back.
+    ttft_slo_s: the promised time to first token, after which nodes order their prompts.
     """
 
-    def __init__(self, max_attempts: int = 3, max_prompts_per_node: int = 8, recovery_grace_s: float = 60.0):
+    def __init__(
+        self,
+        max_attempts: int = 3,
+        max_prompts_per_node: int = 8,
+        recovery_grace_s: float = 60.0,
+        ttft_slo_s: float | None = None,
+    ):
         self.nodes: dict[NodeId, Node] = {}
         self.num_stale = 0
         self._max_attempts = max_attempts
         self._max_prompts = max_prompts_per_node
         self._recovery_grace_s = recovery_grace_s
+        self._ttft_slo_s = ttft_slo_s
         self._stuck_since: float | None = None
         self._beat = 0
         self._hasher: BlockHasher | None = None
@@ -229,14 +237,21 @@ class Dispatcher:
         hashes = record.hashes(self._hasher)
         (prefill or decode).prompts[record.request] = record.num_tokens  # type: ignore[union-attr]
         common = (record.request, record.attempt, prompt, outputs, hashes, record.params)
+        urgency = (record.priority, self._deadline_s(record, now))
         actions: list[Action] = []
         if prefill is not None:
-            actions.append(Send(prefill.node, Prefill(*common, priority=record.priority)))
+            actions.append(Send(prefill.node, Prefill(*common, *urgency)))
         if decode is not None:
             decode.streams.add(record.request)
             source = prefill.peer if prefill else None
-            actions.append(Send(decode.node, Decode(*common, source=source, priority=record.priority)))
+            actions.append(Send(decode.node, Decode(*common, source, *urgency)))
         return actions
+
+    def _deadline_s(self, record: Record, now: float) -> float | None:
+        """What is left of the promised time to first token; None without a promise, or once it is out."""
+        if self._ttft_slo_s is None or record.outputs:
+            return None
+        return max(0.0, record.times.arrived + self._ttft_slo_s - now)
 
     def _pick(self, record: Record, max_prompts: float) -> tuple[Node | None, Node | None] | None:
         """The prefill node and decode node with the least to do that can hold the request, or None.

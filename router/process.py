@@ -41,7 +41,7 @@ async def _serve(config: RouterConfig) -> int:
         raise ConfigError(f"--max-model-len {max_model_len} is above the model's {model.max_position_embeddings}")
     text = TextModel.load(model_dir)
     facts = Facts(checkpoint_digest(model_dir), tokenizer_digest(model_dir), "", b"", "", ())
-    service = RouterService(config.control, config.admission, facts, max_model_len)
+    service = RouterService(config.control, config.admission, config.slo, facts, max_model_len)
     card = ModelCard(_served_name(config, model_dir), max_model_len, model.vocab_size)
     limits = FrontDoorLimits(max_body_bytes=config.http.max_body_bytes)
     app = create_app(card, service, text, load_generation_defaults(model_dir), limits)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdserve.cluster.codec import Envelope
-from pdserve.cluster.config import Admission, Control
+from pdserve.cluster.config import Admission, Control, Slo
 from pdserve.cluster.endpoint import Endpoint, LinkId
 from pdserve.cluster.events import Received, Tick
 from pdserve.cluster.membership import Admitted, Doorway, Liveness, disagreement
@@ -87,14 +87,16 @@ class TokenStream:
 class RouterService:
     """facts: the checkpoint and tokenizer that the router itself has loaded."""
 
-    def __init__(self, control: Control, admission: Admission, facts: Facts, max_model_len: int):
+    def __init__(self, control: Control, admission: Admission, slo: Slo, facts: Facts, max_model_len: int):
         self.epoch = Epoch.new()
         self.metrics = RouterMetrics()
         self._control = control
         self._admission = admission
         self._facts = facts
         self._max_model_len = max_model_len
-        self._dispatcher = Dispatcher(admission.recovery_attempts, recovery_grace_s=admission.recovery_grace_s)
+        self._dispatcher = Dispatcher(
+            admission.recovery_attempts, recovery_grace_s=admission.recovery_grace_s, ttft_slo_s=slo.ttft_s
+        )
         self._streams: dict[RequestId, TokenStream] = {}
         self._liveness = Liveness(control.heartbeat_s, control.node_lost_s)
         self._endpoint = Endpoint(self.epoch, self._on_frame, self._on_link_lost)

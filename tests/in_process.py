@@ -245,7 +245,7 @@ class InProcessCluster:
             machine = PrefillScheduler(ROUTER, blocks, self.spec.block_size, max_step_tokens, policy)
         else:
             machine = DecodeScheduler(
-                ROUTER, blocks, self.hasher, max_step_tokens, max_running, self.spec.payload_bytes
+                ROUTER, blocks, self.hasher, max_step_tokens, max_running, self.spec.payload_bytes, policy
             )
         self.nodes[name] = SimNode(name, machine, kv_pool, make_engine(kv_pool))
         capacity = Capacity(num_blocks, self.spec.block_size, 100_000, max_running)

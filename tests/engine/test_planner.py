@@ -2,15 +2,22 @@
 
 from pdserve.core.ids import RequestId
 from pdserve.core.sampling import SamplingParams
-from pdserve.engine.planner import AGEING_TOKENS_PER_S, Policy, chunks, order
+from pdserve.engine.planner import AGEING_TOKENS_PER_S, MAX_YIELD_S, Pace, Policy, chunks, order
 from pdserve.engine.sequence import Sequence
 
 
-def make_sequence(num_tokens: int, num_computed: int = 0) -> Sequence:
+def make_sequence(num_tokens: int, num_computed: int = 0, accepted_at: float = 0.0, deadline: float | None = None):
     tokens = list(range(num_tokens))
     sequence = Sequence(num_tokens, RequestId(b"r" * 16), 1, tokens, num_tokens, SamplingParams(), [], 4)
     sequence.num_computed = num_computed
+    sequence.accepted_at, sequence.deadline = accepted_at, deadline
     return sequence
+
+
+def make_pace(token_s: float) -> Pace:
+    pace = Pace()
+    pace.learn(1000, 1000 * token_s)
+    return pace
 
 
 def planned(sequences: list[Sequence], budget: int) -> list[tuple[int, int]]:
@@ -33,15 +40,36 @@ def test_nothing_is_planned_without_tokens_to_catch_up_on_or_without_budget():
 
 def test_first_come_first_served_keeps_the_given_order():
     sequences = [make_sequence(30), make_sequence(10), make_sequence(20)]
-    assert order(sequences, Policy.FCFS) == sequences
+    assert order(sequences, Policy.FCFS, Pace(), 0.0) == sequences
 
 
 def test_shortest_goes_by_what_is_left_not_by_length():
     long, short = make_sequence(30, num_computed=25), make_sequence(10)
-    assert order([short, long], Policy.SHORTEST) == [long, short]
+    assert order([short, long], Policy.SHORTEST, Pace(), 0.0) == [long, short]
 
 
 def test_under_shortest_a_prompt_that_waited_long_enough_overtakes():
-    long, short = make_sequence(3000), make_sequence(10)
-    waited = {long.key: 3000 / AGEING_TOKENS_PER_S, short.key: 0.0}
-    assert order([short, long], Policy.SHORTEST, lambda s: waited[s.key]) == [long, short]
+    now = 3000 / AGEING_TOKENS_PER_S
+    long, short = make_sequence(3000), make_sequence(10, accepted_at=now)
+    assert order([short, long], Policy.SHORTEST, Pace(), now) == [long, short]
+
+
+def test_a_prompt_that_can_keep_its_deadline_goes_before_one_that_cannot():
+    late, in_time = make_sequence(900, deadline=1.0), make_sequence(500, deadline=1.0)
+    assert order([late, in_time], Policy.FCFS, make_pace(0.0015), 0.0) == [in_time, late]
+    assert order([late, in_time], Policy.FCFS, make_pace(0.0001), 0.0) == [late, in_time]
+
+
+def test_a_late_prompt_yields_only_so_long():
+    late = make_sequence(900, deadline=1.0)
+    now = MAX_YIELD_S + 0.1
+    fresh = make_sequence(10, accepted_at=now, deadline=now + 1.0)
+    assert order([fresh, late], Policy.FCFS, make_pace(0.0015), now) == [late, fresh]
+
+
+def test_the_pace_is_a_mean_and_small_steps_do_not_count():
+    pace = make_pace(0.001)
+    pace.learn(8, 8.0)
+    assert pace.token_s == 0.001
+    pace.learn(100, 0.2)
+    assert 0.001 < pace.token_s < 0.002

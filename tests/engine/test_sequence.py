@@ -25,6 +25,7 @@ class Request:
     hashes: tuple[BlockHash, ...]
     sampling: SamplingParams
     priority: int = 0
+    deadline_s: float | None = None
 
 
 def make_request(num_prompt: int = 10, num_outputs: int = 0, max_tokens: int = 8) -> Request:
@@ -35,7 +36,7 @@ def make_request(num_prompt: int = 10, num_outputs: int = 0, max_tokens: int = 8
 
 
 def make_sequence(num_prompt: int = 10, num_outputs: int = 0) -> Sequence:
-    return Sequence.of(1, make_request(num_prompt, num_outputs), BLOCK)
+    return Sequence.of(1, make_request(num_prompt, num_outputs), BLOCK, 0.0)
 
 
 def run(sequence: Sequence, pool: BlockPool, num_tokens: int) -> list[Seal]:
@@ -76,7 +77,7 @@ def test_full_blocks_have_no_tail():
 )
 def test_parts_that_do_not_fit_each_other_are_refused(change: dict, reason: str):
     with pytest.raises(ProtocolError, match=reason):
-        Sequence.of(1, replace(make_request(), **change), BLOCK)
+        Sequence.of(1, replace(make_request(), **change), BLOCK, 0.0)
 
 
 def test_a_row_samples_only_when_it_holds_the_last_token():

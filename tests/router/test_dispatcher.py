@@ -327,3 +327,13 @@ def test_the_ledger_keeps_the_times_of_the_token_that_was_the_first():
     record = dispatcher.find(request)
     assert (record.prefill_queue_s, record.prefill_s) == (0.0, 0.1)
     assert record.num_cached_tokens <= len(record.prompt)
+
+
+def test_the_promise_travels_as_what_is_left_of_it_until_the_first_token():
+    dispatcher = make_dispatcher("P0", decodes=("D0", "D1"), ttft_slo_s=2.0)
+    record = Record(new_request_id(), "r", list(range(10)), SamplingParams(max_tokens=8), Times(5.0))
+    actions = dispatcher.handle(Submit(record), 5.5)
+    assert [message.deadline_s for _, message in sent(actions, Prefill) + sent(actions, Decode)] == [1.5, 1.5]
+    dispatcher.handle(first_token(record.request), 6.0)
+    actions = dispatcher.handle(NodeLost(NodeId("D0"), "gone"), 6.5)
+    assert [message.deadline_s for _, message in sent(actions, Prefill)] == [None]
