@@ -153,7 +153,11 @@ async def offer_prompt(model_dir: Path, device: str) -> None:
     token, checksums = bench.prefill(prompt, 64, seals)
     epoch = Epoch.new()
     async with PoolServer(bench.memory, epoch, NUM_BLOCKS, bench.pool.spec.block_bytes) as server:
-        blocks = [[seal.block_hash.hex(), seal.block_id, checksums[seal.block_id]] for seal in seals]
+        generations = bench.pool.view.generations.tolist()
+        blocks = [
+            [seal.block_hash.hex(), seal.block_id, generations[seal.block_id], checksums[seal.block_id]]
+            for seal in seals
+        ]
         offer = {"offer": asdict(server.offer), "epoch": asdict(epoch), "token": token, "blocks": blocks}
         print(json.dumps(offer), flush=True)
         await asyncio.to_thread(sys.stdin.read)
@@ -171,8 +175,8 @@ def check_hand_off(model_dir: Path, device: str) -> int:
         view = PoolView(bench.pool.spec, NUM_BLOCKS, mapped.buffer)
         view.check_header()
         copies = [
-            BlockCopy(BlockHash(bytes.fromhex(name)), BlockId(block_id), 0, checksum, bench.table[i])
-            for i, (name, block_id, checksum) in enumerate(said["blocks"])
+            BlockCopy(BlockHash(bytes.fromhex(name)), BlockId(block_id), generation, checksum, bench.table[i])
+            for i, (name, block_id, generation, checksum) in enumerate(said["blocks"])
         ]
         verdicts, busy_s = copy_and_verify(view, bench.pool, copies)
         view.release()

@@ -107,9 +107,7 @@ POLICY = setting("fcfs", readers.choice("fcfs", "shortest"), "which prompt goes 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSteps:
-    max_step_tokens: int = setting(
-        512, readers.integer(1, 1 << 16), "most tokens in one step; of decode nodes 256"
-    )
+    max_step_tokens: int = setting(512, readers.integer(1, 1 << 16), "most tokens in one step; of decode nodes 256")
     prefill_policy: str = POLICY
 
 

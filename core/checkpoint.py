@@ -104,7 +104,8 @@ def _read_header(path: Path, prefix: bytes, size: int, file: Any) -> bytes:
         raise ModelError(
             f"{path}: header length {length} is beyond the file's {size} bytes or the format's {MAX_HEADER_BYTES}"
         )
-    return file.read(length)
+    header: bytes = file.read(length)
+    return header
 
 
 def _tensor_spans(path: Path, header: bytes, size: int) -> list[tuple[int, int]]:

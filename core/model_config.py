@@ -182,7 +182,7 @@ class _Fields:
         return value
 
     def one_of(self, key: str, supported: tuple[str, ...], default: str) -> str:
-        value = self.get(key, default)
+        value: str = self.get(key, default)
         if value not in supported:
             raise self.error(key, value, "one of the supported values: " + ", ".join(supported))
         return value

@@ -1,7 +1,7 @@
 """A decode node at work: the scheduler on the event loop, the engine in its thread, copies in a worker.
 
-Executes what DecodeScheduler returns. Owns the engine thread, the copy worker and the read-only maps
-of the prefill nodes' pools. Created by the process entry.
+Executes what DecodeScheduler returns. Owns the copy worker and the read-only maps of the prefill nodes'
+pools. Created by the process entry.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from pdserve.core.errors import LayoutError
 from pdserve.core.ids import Epoch, NodeId
 from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.engine_thread import EngineThread
 from pdserve.engine.kv_pool import KVPool, PoolView
 from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone
@@ -104,34 +103,33 @@ class DecodeNode:
         )
         hello = Hello(NodeId(config.name), Role(config.role), parts.facts, parts.capacity)
         self._life = NodeLife(hello, epoch, scheduler, self._execute, peer_pools=self._peers)
-        post = asyncio.get_running_loop().call_soon_threadsafe
-        self._engine = EngineThread(parts.engine, post, lambda r: self._life.feed(StepDone(r)), self._life.fail)
+        self._thread = parts.thread
+        self._post = asyncio.get_running_loop().call_soon_threadsafe
 
     async def run(self, config: DecodeConfig, stop: asyncio.Event) -> None:
         network = config.network
         try:
             await self._life.run(network.router, network.listen, network.advertise, stop)
         finally:
-            self._engine.close()
+            self._thread.close()
             self._copier.shutdown(wait=True)
             self._peers.close()
 
     def _execute(self, action: RunStep | CopyBlocks) -> None:
         if isinstance(action, RunStep):
-            self._engine.run(action.plan)
+            self._thread.run(action.plan, self._post, lambda r: self._life.feed(StepDone(r)), self._life.fail)
         else:
             self._copy(action)
 
     def _copy(self, action: CopyBlocks) -> None:
-        loop = asyncio.get_running_loop()
         source = self._peers.begin(action.peer)
         if source is None:
             gone = CopyDone(action.key, action.copies, (Verdict.MOVED,) * len(action.copies))
-            loop.call_soon(self._life.feed, gone)
+            self._post(self._life.feed, gone)
             return
 
         def ended(future: "Future[tuple[list[Verdict], float]]") -> None:
-            loop.call_soon_threadsafe(self._copied, action, source, future)
+            self._post(self._copied, action, source, future)
 
         self._copier.submit(copy_and_verify, source.view, self._pool, action.copies).add_done_callback(ended)
 

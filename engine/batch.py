@@ -149,7 +149,7 @@ def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_row
     )
 
 
-def _indices(values: list[int], device: torch.device) -> Tensor:
+def _indices(values: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 

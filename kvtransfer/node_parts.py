@@ -18,6 +18,7 @@ from pdserve.core.checkpoint import checkpoint_digest, kv_fingerprint, tokenizer
 from pdserve.core.errors import ConfigError
 from pdserve.core.kv_spec import KVSpec
 from pdserve.engine.engine import Engine
+from pdserve.engine.engine_thread import EngineThread
 from pdserve.engine.kv_pool import KVPool, buffer_bytes, data_offset
 from pdserve.kvtransfer.shm import PoolMemory
 
@@ -28,15 +29,16 @@ MIB = 1 << 20
 
 @dataclass(slots=True)
 class NodeParts:
-    engine: Engine
+    thread: EngineThread
     memory: PoolMemory
     pool: KVPool
     facts: Facts
     capacity: Capacity
 
     def close(self) -> None:
-        """Unmap the pool; no step and no copy may be in flight."""
-        self.engine.detach()
+        """Wait for the step in flight, then unmap the pool; no copy may be in flight."""
+        self.thread.close()
+        self.thread.engine.detach()
         self.pool.view.release()
         self.memory.close()
 
@@ -46,14 +48,18 @@ def load_node_parts(name: str, serving: NodeServing, memory: Memory, compute: Co
     model_dir = serving.model
     assert model_dir is not None, "the command line resolves the demo model"
     phases = PhaseLog()
-    engine = Engine.load(
-        model_dir,
-        device=serving.device,
-        dtype=serving.dtype,
-        max_model_len=serving.max_model_len,
-        num_threads=compute.num_threads or len(compute.cores or current_cores()),
-        progress=None,
-    )
+
+    def load() -> Engine:
+        return Engine.load(
+            model_dir,
+            device=serving.device,
+            dtype=serving.dtype,
+            max_model_len=serving.max_model_len,
+            num_threads=compute.num_threads or len(compute.cores or current_cores()),
+        )
+
+    thread = EngineThread(load)
+    engine = thread.engine
     phases.end("load model")
     spec = engine.kv_spec(memory.block_size)
     num_blocks = _num_blocks(spec, memory)
@@ -79,7 +85,7 @@ def load_node_parts(name: str, serving: NodeServing, memory: Memory, compute: Co
         engine.max_model_len,
     )
     log.info("started in %s", phases.summary())
-    return NodeParts(engine, pool_memory, pool, facts, capacity)
+    return NodeParts(thread, pool_memory, pool, facts, capacity)
 
 
 class PhaseLog:

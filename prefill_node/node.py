@@ -1,7 +1,7 @@
 """A prefill node at work: the scheduler on the event loop, the engine in its thread, the pool on offer.
 
-Executes what PrefillScheduler returns. Owns the engine thread and the server that hands the pool's
-descriptor to decode nodes on this host. Created by the process entry.
+Executes what PrefillScheduler returns. Owns the server that hands the pool's descriptor to decode nodes
+on this host. Created by the process entry.
 """
 
 import asyncio
@@ -11,7 +11,6 @@ from pdserve.cluster.messages import Hello, Role
 from pdserve.cluster.node_life import ROUTER, NodeLife
 from pdserve.core.ids import Epoch, NodeId
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.engine_thread import EngineThread
 from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone
 from pdserve.kvtransfer.node_parts import NodeParts
@@ -30,15 +29,14 @@ async def serve(config: PrefillConfig, parts: NodeParts, stop: asyncio.Event) ->
         Policy(config.steps.prefill_policy),
     )
     hello = Hello(NodeId(config.name), Role.PREFILL, parts.facts, parts.capacity)
+    post = asyncio.get_running_loop().call_soon_threadsafe
     async with PoolServer(parts.memory, epoch, parts.pool.num_blocks, parts.pool.spec.block_bytes) as server:
 
         def execute(action: RunStep) -> None:
-            engine.run(action.plan)
+            parts.thread.run(action.plan, post, lambda result: life.feed(StepDone(result)), life.fail)
 
         life = NodeLife(hello, epoch, scheduler, execute, pool_offer=server.offer)
-        post = asyncio.get_running_loop().call_soon_threadsafe
-        engine = EngineThread(parts.engine, post, lambda result: life.feed(StepDone(result)), life.fail)
         try:
             await life.run(config.network.router, config.network.listen, config.network.advertise, stop)
         finally:
-            engine.close()
+            parts.thread.close()
