@@ -12,8 +12,6 @@ that are computed here. Called by DecodeNode on the event loop.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import Enum
 
 from pdserve.cluster.attempts import DEFAULT_LEASE_S, EndedAttempts
 from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
@@ -40,60 +38,20 @@ from pdserve.cluster.messages import (
 )
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.errors import ProtocolError
-from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
-from pdserve.decode_node.admission import AdmissionLine
+from pdserve.core.ids import NodeId
+from pdserve.decode_node.finished import FinishedRequests
+from pdserve.decode_node.job import Job, Jobs, Phase
+from pdserve.decode_node.reservations import Reservations
 from pdserve.engine import planner
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import RunStep, StepDone, StepPlan
-from pdserve.kvtransfer.filling import Fillings
-from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState, Verdict
+from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState
 
 BEAT_S = 0.5
-KEEP_DONE_S = 30.0
-MAX_DONE = 10_000
-MAX_REVOKES = 3
 
 Action = Send | RunStep | CopyBlocks
 Event = Joined | Received | LinkUp | LinkLost | StepDone | CopyDone | Tick
-
-
-class Phase(Enum):
-    PULLING = "pulling"
-    QUEUED = "queued"
-    RUNNING = "running"
-
-
-@dataclass(slots=True)
-class Job:
-    """One request here. num_sent: outputs the router has been sent; final_blocks: its largest block table.
-
-    prefills_here: nobody has told the router of the prompt's first token yet, so this node will.
-    """
-
-    sequence: Sequence
-    phase: Phase
-    expires_at: float
-    num_sent: int
-    final_blocks: int
-    prefills_here: bool
-    pull: Pull | None = None
-    cancelled: bool = False
-    resumed: bool = False
-    revokes: int = 0
-    heard_at: float | None = None
-    reserved_at: float = 0.0
-    num_hit_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DoneRecord:
-    """A finished request, kept so that lost tokens can be sent again."""
-
-    attempt: int
-    outputs: tuple[int, ...]
-    finish: Finish
-    ended_at: float
 
 
 class DecodeScheduler:
@@ -112,22 +70,17 @@ class DecodeScheduler:
         self.pool = pool
         self.ended = EndedAttempts()
         self.links: set[NodeId] = set()
-        self.num_preemptions = 0
         self.num_unexpected = 0
         self._router = router
         self._hasher = hasher
         self._max_step_tokens = max_step_tokens
-        self._max_running = max_running
         self._policy = policy
         self._pace = planner.Pace()
         self._lease_s = DEFAULT_LEASE_S
         self._block_bytes = block_bytes
-        self._jobs: dict[RequestId, Job] = {}
-        self._by_key: dict[int, Job] = {}
-        self._line = AdmissionLine()
-        self._fillings = Fillings()
-        self._due: set[int] = set()
-        self._done: dict[RequestId, DoneRecord] = {}
+        self._jobs = Jobs()
+        self.reservations = Reservations(pool, self._jobs, max_running)
+        self._finished = FinishedRequests()
         self._next_key = 0
         self._step: StepPlan | None = None
         self._num_steps = 0
@@ -170,10 +123,10 @@ class DecodeScheduler:
         """Reservations, and every pull that something happened to, until nothing more can move."""
         actions: list[Action] = []
         while True:
-            actions += self._admit(now)
-            if not self._due:
+            actions += self.reservations.admit(now)
+            if not self.reservations.due:
                 return actions
-            job = self._by_key.get(self._due.pop())
+            job = self._jobs.by_key.get(self.reservations.due.pop())
             if job is not None and not job.cancelled and job.phase is Phase.PULLING:
                 actions += self._advance(job, now)
 
@@ -188,7 +141,7 @@ class DecodeScheduler:
     # ---- messages of the router ------------------------------------------------------------------
 
     def _on_decode(self, sender: NodeId, message: Decode, now: float) -> Iterable[Action]:
-        known = self._jobs.get(message.request)
+        known = self._jobs.by_request.get(message.request)
         if known is not None and known.sequence.attempt >= message.attempt:
             return []
         if self.ended.covers(message.request, message.attempt):
@@ -198,21 +151,18 @@ class DecodeScheduler:
             job = self._job(message, now)
         except ProtocolError as error:
             return [*actions, Send(sender, Failed(message.request, message.attempt, Stage.HANDOFF, str(error)))]
-        self._jobs[message.request] = job
-        self._by_key[job.sequence.key] = job
+        self._jobs.add(job)
         if message.source is None:
-            self._line.join(job.sequence.key, job.sequence.priority, resumed=False)
+            self.reservations.wait(job, resumed=False)
             return actions
         if message.source.node not in self.links:
             return [*actions, *self._fail(job, f"no link to {message.source.node}", now)]
         job.pull = Pull(message.request, message.attempt, message.source.node)
-        return [*actions, *job.pull.want(self._lacking(job.sequence), now)]
+        return [*actions, *job.pull.want(self.reservations.lacking(job.sequence), now)]
 
     def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
-        done = self._done.get(message.request)
-        if done is not None and done.attempt <= message.attempt:
-            del self._done[message.request]
-        job = self._jobs.get(message.request)
+        self._finished.forget(message.request, message.attempt)
+        job = self._jobs.by_request.get(message.request)
         if job is None or job.sequence.attempt > message.attempt:
             self.ended.add(message.request, message.attempt, now)
             return []
@@ -220,18 +170,16 @@ class DecodeScheduler:
 
     def _on_live(self, sender: NodeId, message: Live, now: float) -> Iterable[Action]:
         for entry in message.entries:
-            job = self._jobs.get(entry.request)
+            job = self._jobs.by_request.get(entry.request)
             if job is not None and job.sequence.attempt == entry.attempt:
                 job.expires_at = now + self._lease_s
         return [Send(sender, self.held(message.beat))]
 
     def _on_resume(self, sender: NodeId, message: Resume, now: float) -> Iterable[Action]:
-        done = self._done.get(message.request)
-        if done is not None and done.attempt == message.attempt:
-            outputs = done.outputs[message.first_index :]
-            run = TokenRun(message.request, message.attempt, 0, message.first_index, outputs, done.finish)
+        run = self._finished.resume(message)
+        if run is not None:
             return [Send(sender, Tokens((run,)))]
-        job = self._jobs.get(message.request)
+        job = self._jobs.by_request.get(message.request)
         if job is None or job.sequence.attempt != message.attempt or message.first_index >= job.num_sent:
             return []
         job.num_sent = message.first_index
@@ -267,11 +215,11 @@ class DecodeScheduler:
         assert pull is not None
         if pull.state is PullState.WANTING and pull.heard:
             job.heard_at = now if job.heard_at is None else job.heard_at
-            self._line.join(job.sequence.key, job.sequence.priority, resumed=False)
-        self._due.add(job.sequence.key)
+            self.reservations.wait(job, resumed=False)
+        self.reservations.due.add(job.sequence.key)
 
     def _pulling(self, sender: NodeId, message: Have | End | Gone) -> Job | None:
-        job = self._jobs.get(message.request)
+        job = self._jobs.by_request.get(message.request)
         if job is None or job.sequence.attempt != message.attempt or job.phase is not Phase.PULLING:
             self.ended.covers(message.request, message.attempt)
             return None
@@ -279,10 +227,10 @@ class DecodeScheduler:
 
     def _on_link_lost(self, event: LinkLost, now: float) -> Iterable[Action]:
         self.links.discard(event.peer)
-        for job in self._jobs.values():
+        for job in self._jobs:
             if job.pull is not None and job.pull.source == event.peer:
                 job.pull.orphaned = True
-                self._due.add(job.sequence.key)
+                self.reservations.due.add(job.sequence.key)
         return [self._links_changed()]
 
     def _links_changed(self) -> Send:
@@ -301,8 +249,7 @@ class DecodeScheduler:
         copies = pull.next_copies()
         if copies:
             sequence.busy += 1
-            for copy in copies:
-                self._fillings.begin(copy.hash, copy.target)
+            self.reservations.begin(copies)
             actions.append(CopyBlocks(sequence.key, pull.source, tuple(copies)))
         if pull.complete():
             actions += self._complete(job, now)
@@ -311,29 +258,17 @@ class DecodeScheduler:
         return actions
 
     def _on_copy_done(self, event: CopyDone, now: float) -> Iterable[Action]:
-        job = self._by_key[event.key]
+        job = self._jobs.by_key[event.key]
         pull = job.pull
         assert pull is not None
         job.sequence.busy -= 1
         sends = pull.copied(event, now)
-        for copy, verdict in zip(event.copies, event.verdicts, strict=True):
-            filling = self._fillings.end(copy.hash, copy.target)
-            if filling is None:
-                continue
-            if verdict is Verdict.OK:
-                self.pool.commit(copy.target, copy.hash, copy.checksum)
-                for key in self._fillings.finish(copy.hash):
-                    waiter = self._by_key[key].pull
-                    assert waiter is not None
-                    waiter.lacking.pop(copy.hash, None)
-                    self._due.add(key)
-            elif filling.owner != event.key:
-                self._inherit(copy.hash, copy.target, filling.owner)
+        self.reservations.end(event)
         if job.cancelled:
             if job.sequence.busy == 0:
                 self._free(job)
             return []
-        self._due.add(event.key)
+        self.reservations.due.add(event.key)
         return sends
 
     def _complete(self, job: Job, now: float) -> list[Action]:
@@ -362,164 +297,25 @@ class DecodeScheduler:
         pull, sequence = job.pull, job.sequence
         assert pull is not None
         assert pull.end is not None
-        self._give_back(job)
+        self.reservations.give_back(job)
         sequence.tokens.append(pull.end.token)
         job.phase = Phase.QUEUED
-        self._line.join(sequence.key, sequence.priority, resumed=True)
+        self.reservations.wait(job, resumed=True)
         return list(pull.release())
 
-    # ---- blocks ----------------------------------------------------------------------------------
-
-    def _lacking(self, sequence: Sequence) -> list[BlockHash]:
-        lacking = [h for h in sequence.hashes if self.pool.find(h) is None]
-        return lacking + ([sequence.tail_hash] if sequence.tail_hash is not None else [])
-
-    def _admit(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        if not len(self._line) or self._num_active >= self._max_running:
-            return actions
-
-        def reserve(key: int) -> bool:
-            job = self._by_key[key]
-            if job.phase is Phase.PULLING:
-                return self._reserve_pull(job, now, actions)
-            return self._reserve_local(job)
-
-        self._due.update(self._line.admit(reserve))
-        return actions
-
-    def _growth(self, job: Job) -> int:
-        """One block to grow into, unless the block table already has its final size."""
-        return 1 if job.final_blocks > job.sequence.num_blocks else 0
-
-    def _fits(self, num_blocks: int, hits: Iterable[BlockId]) -> bool:
-        """Whether a request may start: every running sequence keeps one block to grow into."""
-        owed = sum(
-            1
-            for job in self._jobs.values()
-            if job.phase is Phase.RUNNING
-            and job.sequence.num_reserved == 0
-            and job.final_blocks > len(job.sequence.block_ids)
-        )
-        return self._num_active < self._max_running and self.pool.can_reserve(num_blocks, hits, keep=owed)
-
-    def _reserve_local(self, job: Job) -> bool:
-        sequence = job.sequence
-        hits = self.pool.match(sequence.hashes[: sequence.num_tokens // sequence.block_size])
-        missing = sequence.num_blocks - len(hits) + self._growth(job)
-        if not self._fits(missing, hits):
-            return False
-        sequence.claim(self.pool, hits, missing)
-        job.num_hit_tokens = sequence.num_computed
-        job.phase = Phase.RUNNING
-        return True
-
-    def _reserve_pull(self, job: Job, now: float, actions: list[Action]) -> bool:
-        """All or nothing: hold the hits, join what others are filling, reserve the rest and one to grow."""
-        sequence, pull = job.sequence, job.pull
-        assert pull is not None
-        found = {h: b for h in sequence.hashes if (b := self.pool.find(h)) is not None}
-        joined = [h for h in sequence.hashes if h not in found and self._fillings.find(h) is not None]
-        missing = sequence.num_blocks - len(found) - len(joined)
-        if sequence.busy or not self._fits(missing + self._growth(job), found.values()):
-            return False
-        for block_id in found.values():
-            self.pool.hold(block_id)
-        sequence.num_reserved = missing + self._growth(job)
-        self.pool.reserve(sequence.num_reserved)
-        targets: dict[BlockHash, BlockId] = {}
-        for block_hash in sequence.hashes:
-            if block_hash in found:
-                sequence.block_ids.append(found[block_hash])
-            elif block_hash in joined:
-                block_id = self._fillings.join(block_hash, sequence.key)
-                self.pool.hold(block_id)
-                sequence.block_ids.append(block_id)
-            else:
-                targets[block_hash] = self._take(sequence)
-                self._fillings.own(block_hash, targets[block_hash], sequence.key)
-        if sequence.tail_hash is not None:
-            targets[sequence.tail_hash] = self._take(sequence)
-        job.num_hit_tokens = min(len(found) * sequence.block_size, sequence.num_tokens - 1)
-        job.reserved_at = now
-        lacking = [*joined, *targets]
-        if not set(lacking) <= set(pull.lacking):
-            # A block that was cached when the Want was sent has been evicted since.
-            actions += pull.want(lacking, now)
-        pull.lacking = {h: pull.lacking.get(h, 0) for h in lacking}
-        pull.start(targets)
-        return True
-
-    def _take(self, sequence: Sequence) -> BlockId:
-        block_id = self.pool.take()
-        sequence.num_reserved -= 1
-        sequence.block_ids.append(block_id)
-        return block_id
-
-    def _grow(self, job: Job, num_tokens: int) -> bool:
-        """Blocks for `num_tokens` tokens; revokes a reservation or preempts when there are none.
-
-        False when the job itself had to yield.
-        """
-        sequence = job.sequence
-        while len(sequence.block_ids) * sequence.block_size < num_tokens:
-            if sequence.num_reserved == 0:
-                while self.pool.room < 1:
-                    if self._revoke_newest():
-                        continue
-                    victim = self._victim()
-                    self._preempt(victim)
-                    if victim is job:
-                        return False
-                self.pool.reserve(1)
-                sequence.num_reserved = 1
-            self._take(sequence)
-        return True
-
-    def _revoke_newest(self) -> bool:
-        """Take back the newest incomplete reservation: its blocks stay at their source."""
-        for job in reversed(self._jobs.values()):
-            pull = job.pull
-            if job.phase is not Phase.PULLING or pull is None or pull.state is not PullState.COPYING:
-                continue
-            if job.revokes >= MAX_REVOKES or job.sequence.busy:
-                continue
-            job.revokes += 1
-            pull.revoke()
-            self._due.add(job.sequence.key)
-            self._give_back(job)
-            self._line.join(job.sequence.key, job.sequence.priority, resumed=False)
-            return True
-        return False
-
-    def _victim(self) -> Job:
-        running = [job for job in self._jobs.values() if job.phase is Phase.RUNNING]
-        return min(running, key=lambda job: (job.sequence.priority, -job.sequence.key))
-
-    def _preempt(self, job: Job) -> None:
-        """Drop the newest, least important sequence's blocks; it catches up by recompute, no token lost."""
-        self.num_preemptions += 1
-        self._give_back(job)
-        job.phase = Phase.QUEUED
-        self._line.join(job.sequence.key, job.sequence.priority, resumed=True)
-
     # ---- the step --------------------------------------------------------------------------------
-
-    @property
-    def _num_active(self) -> int:
-        return sum(1 for job in self._by_key.values() if job.sequence.block_ids or job.sequence.num_reserved)
 
     def _start_step(self, now: float) -> list[Action]:
         if self._step is not None:
             return []
-        running = [job for job in self._jobs.values() if job.phase is Phase.RUNNING]
+        running = self._jobs.running()
         rows = []
         for job in running:
             # An earlier job's growth may have preempted this one.
             if (
                 job.phase is Phase.RUNNING
                 and job.sequence.num_missing == 1
-                and self._grow(job, job.sequence.num_tokens)
+                and self.reservations.grow(job, job.sequence.num_tokens)
             ):
                 rows.append((job, 1))
         rows = [(job, n) for job, n in rows if job.phase is Phase.RUNNING]
@@ -528,7 +324,7 @@ class DecodeScheduler:
         for sequence, num_tokens in planner.chunks(ordered, self._max_step_tokens - len(rows)):
             sequence.started_at = now if sequence.started_at is None else sequence.started_at
             sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
-            rows.append((self._by_key[sequence.key], num_tokens))
+            rows.append((self._jobs.by_key[sequence.key], num_tokens))
         if not rows:
             return []
         for job, _ in rows:
@@ -546,7 +342,7 @@ class DecodeScheduler:
         actions: list[Action] = []
         runs: list[TokenRun] = []
         for row in plan.rows:
-            job = self._by_key[row.key]
+            job = self._jobs.by_key[row.key]
             sequence = job.sequence
             sequence.busy -= 1
             if job.cancelled:
@@ -566,7 +362,7 @@ class DecodeScheduler:
             else:
                 runs.append(self._unsent(job, finish))
             if finish is not None:
-                self._remember(job, finish, now)
+                self._finished.add(sequence, finish, now)
                 self._end(job, now)
         return [*actions, Send(self._router, Tokens(tuple(runs)))] if runs else actions
 
@@ -597,10 +393,9 @@ class DecodeScheduler:
 
     def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:
         self.ended.sweep(now)
-        for request in [r for r, done in self._done.items() if now - done.ended_at >= KEEP_DONE_S]:
-            del self._done[request]
+        self._finished.sweep(now)
         actions: list[Action] = []
-        for job in list(self._jobs.values()):
+        for job in list(self._jobs):
             if event.late:
                 job.expires_at = max(job.expires_at, now + 2 * BEAT_S)
             if job.expires_at <= now:
@@ -620,10 +415,9 @@ class DecodeScheduler:
         """However a request ends here. What a step or copy in flight names is freed when that ends."""
         sequence = job.sequence
         self.ended.add(sequence.request, sequence.attempt, now)
-        del self._jobs[sequence.request]
-        self._line.leave(sequence.key)
+        del self._jobs.by_request[sequence.request]
         job.cancelled = True
-        self._leave_fillings(job)
+        self.reservations.leave(job)
         release = job.phase is Phase.PULLING and job.pull is not None
         actions: list[Action] = list(job.pull.release()) if release and job.pull is not None else []
         if sequence.busy == 0:
@@ -632,35 +426,13 @@ class DecodeScheduler:
 
     def _free(self, job: Job) -> None:
         job.sequence.give_back(self.pool)
-        del self._by_key[job.sequence.key]
-
-    def _give_back(self, job: Job) -> None:
-        """Drop the blocks of a job that lives on; it will claim blocks again."""
-        self._leave_fillings(job)
-        job.sequence.give_back(self.pool)
-
-    def _leave_fillings(self, job: Job) -> None:
-        for block_hash, block_id, heir in self._fillings.leave(job.sequence.key):
-            self._inherit(block_hash, block_id, heir)
-
-    def _inherit(self, block_hash: BlockHash, block_id: BlockId, heir: int) -> None:
-        pull = self._by_key[heir].pull
-        assert pull is not None
-        pull.targets[block_hash] = block_id
-        self._due.add(heir)
-
-    def _remember(self, job: Job, finish: Finish, now: float) -> None:
-        sequence = job.sequence
-        outputs = tuple(sequence.tokens[sequence.num_prompt :])
-        self._done[sequence.request] = DoneRecord(sequence.attempt, outputs, finish, now)
-        if len(self._done) > MAX_DONE:
-            del self._done[next(iter(self._done))]
+        del self._jobs.by_key[job.sequence.key]
 
     # ---- state for others ------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        return self._step is None and not self._by_key
+        return self._step is None and not self._jobs.by_key
 
     def held(self, beat: int) -> Held:
         """The answer to Live: what is here, and what ended lately."""
@@ -671,16 +443,14 @@ class DecodeScheduler:
                 Stage.HANDOFF if job.phase is Phase.PULLING else Stage.DECODE,
                 job.num_sent,
             )
-            for job in self._jobs.values()
+            for job in self._jobs
         ]
-        entries += [
-            HeldEntry(request, done.attempt, Stage.DONE, len(done.outputs)) for request, done in self._done.items()
-        ]
+        entries += self._finished.held()
         return Held(beat, tuple(entries), self.gauges(), tuple(sorted(self.links)))
 
     def gauges(self) -> Gauges:
-        jobs = self._jobs.values()
-        num_running = sum(job.phase is Phase.RUNNING for job in jobs)
+        jobs = list(self._jobs)
+        num_running = len(self._jobs.running())
         return Gauges(
             num_free=self.pool.num_free,
             num_cached=self.pool.num_cached,
@@ -688,22 +458,22 @@ class DecodeScheduler:
             num_leased=self.pool.num_leased,
             num_reserved=self.pool.num_reserved,
             num_running=num_running,
-            num_waiting=len(self._jobs) - num_running,
-            num_leases=len(self._jobs),
+            num_waiting=len(jobs) - num_running,
+            num_leases=len(jobs),
             num_parked=0,
             num_queued_tokens=sum(job.sequence.num_missing for job in jobs if job.phase is not Phase.PULLING),
         )
 
     def check(self) -> None:
         """Invariants over pool, sequences and pulls; raises AssertionError."""
-        self.pool.check(job.sequence.block_ids for job in self._by_key.values())
-        reserved = sum(job.sequence.num_reserved for job in self._by_key.values())
+        self.pool.check(job.sequence.block_ids for job in self._jobs.by_key.values())
+        reserved = sum(job.sequence.num_reserved for job in self._jobs.by_key.values())
         assert reserved == self.pool.num_reserved, f"{self.pool.num_reserved} reserved, sequences have {reserved}"
-        for job in self._jobs.values():
-            assert self._by_key.get(job.sequence.key) is job
+        for job in self._jobs:
+            assert self._jobs.by_key.get(job.sequence.key) is job
             if job.phase is Phase.QUEUED:
                 assert not job.sequence.block_ids, "a queued sequence holds blocks"
-                assert job.sequence.key in self._line, "a queued sequence stands in no line"
+                assert self.reservations.is_waiting(job), "a queued sequence stands in no line"
 
     def _job(self, message: Decode, now: float) -> Job:
         """Raises ProtocolError for a request that makes no sense or can never fit."""

@@ -176,7 +176,7 @@ def test_out_of_blocks_preempts_and_every_stream_is_still_right():
     assert cluster.results(*requests) == [continuation(prompt, 24) for prompt in prompts]
     decode = cluster.nodes["D0"].machine
     assert isinstance(decode, DecodeScheduler)
-    assert decode.num_preemptions > 0
+    assert decode.reservations.num_preemptions > 0
     cluster.assert_drained()
 
 

@@ -109,7 +109,7 @@ def test_many_streams_at_once_with_preemption_equal_transformers(model_dir: Path
     assert cluster.results(*requests) == [oracle(prompt, 3 * NUM_OUTPUTS) for prompt in prompts]
     decode = cluster.nodes[NodeId("D0")].machine
     assert isinstance(decode, DecodeScheduler)
-    assert decode.num_preemptions > 0
+    assert decode.reservations.num_preemptions > 0
     cluster.assert_drained()
 
 

@@ -1,0 +1,212 @@
+"""Blocks for the requests of a decode node: who gets them, who grows, and who must yield.
+
+    lacks blocks ── line ──► admit: all or nothing, hits held, fillings joined, one block to grow into
+    grows        ── no block left ──► the newest incomplete pull gives its own back, else a sequence is preempted
+
+Owns the line of waiting requests, the fillings and the pool's reservations. `due` names the jobs whose
+pulls something happened to; the scheduler looks at each of them next.
+"""
+
+from collections.abc import Iterable
+
+from pdserve.cluster.messages import Send
+from pdserve.core.ids import BlockHash, BlockId
+from pdserve.decode_node.admission import AdmissionLine
+from pdserve.decode_node.job import Job, Jobs, Phase
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.sequence import Sequence
+from pdserve.kvtransfer.filling import Fillings
+from pdserve.kvtransfer.pull import BlockCopy, CopyDone, PullState, Verdict
+
+MAX_REVOKES = 3
+
+
+class Reservations:
+    def __init__(self, pool: BlockPool, jobs: Jobs, max_running: int):
+        self.pool = pool
+        self.due: set[int] = set()
+        self.num_preemptions = 0
+        self._jobs = jobs
+        self._max_running = max_running
+        self._line = AdmissionLine()
+        self._fillings = Fillings()
+
+    # ---- the line --------------------------------------------------------------------------------
+
+    def wait(self, job: Job, resumed: bool) -> None:
+        """Stand in line for blocks; twice is nothing."""
+        self._line.join(job.sequence.key, job.sequence.priority, resumed)
+
+    def is_waiting(self, job: Job) -> bool:
+        return job.sequence.key in self._line
+
+    def lacking(self, sequence: Sequence) -> list[BlockHash]:
+        """What must be asked for: every block that is not cached here, the partial one always."""
+        lacking = [h for h in sequence.hashes if self.pool.find(h) is None]
+        return lacking + ([sequence.tail_hash] if sequence.tail_hash is not None else [])
+
+    def admit(self, now: float) -> list[Send]:
+        """Give blocks to those in line that fit; returns the Wants that became necessary."""
+        actions: list[Send] = []
+        if not len(self._line) or self._jobs.num_active >= self._max_running:
+            return actions
+
+        def reserve(key: int) -> bool:
+            job = self._jobs.by_key[key]
+            if job.phase is Phase.PULLING:
+                return self._reserve_pull(job, now, actions)
+            return self._reserve_local(job)
+
+        self.due.update(self._line.admit(reserve))
+        return actions
+
+    def _fits(self, num_blocks: int, hits: Iterable[BlockId]) -> bool:
+        """Whether a request may start: every running sequence keeps one block to grow into."""
+        owed = sum(job.is_owed_growth for job in self._jobs)
+        return self._jobs.num_active < self._max_running and self.pool.can_reserve(num_blocks, hits, keep=owed)
+
+    def _reserve_local(self, job: Job) -> bool:
+        sequence = job.sequence
+        hits = self.pool.match(sequence.hashes[: sequence.num_tokens // sequence.block_size])
+        missing = sequence.num_blocks - len(hits) + job.growth
+        if not self._fits(missing, hits):
+            return False
+        sequence.claim(self.pool, hits, missing)
+        job.num_hit_tokens = sequence.num_computed
+        job.phase = Phase.RUNNING
+        return True
+
+    def _reserve_pull(self, job: Job, now: float, actions: list[Send]) -> bool:
+        """All or nothing: hold the hits, join what others are filling, reserve the rest and one to grow."""
+        sequence, pull = job.sequence, job.pull
+        assert pull is not None
+        found = {h: b for h in sequence.hashes if (b := self.pool.find(h)) is not None}
+        joined = [h for h in sequence.hashes if h not in found and self._fillings.find(h) is not None]
+        missing = sequence.num_blocks - len(found) - len(joined)
+        if sequence.busy or not self._fits(missing + job.growth, found.values()):
+            return False
+        for block_id in found.values():
+            self.pool.hold(block_id)
+        sequence.num_reserved = missing + job.growth
+        self.pool.reserve(sequence.num_reserved)
+        targets: dict[BlockHash, BlockId] = {}
+        for block_hash in sequence.hashes:
+            if block_hash in found:
+                sequence.block_ids.append(found[block_hash])
+            elif block_hash in joined:
+                block_id = self._fillings.join(block_hash, sequence.key)
+                self.pool.hold(block_id)
+                sequence.block_ids.append(block_id)
+            else:
+                targets[block_hash] = self._take(sequence)
+                self._fillings.own(block_hash, targets[block_hash], sequence.key)
+        if sequence.tail_hash is not None:
+            targets[sequence.tail_hash] = self._take(sequence)
+        job.num_hit_tokens = min(len(found) * sequence.block_size, sequence.num_tokens - 1)
+        job.reserved_at = now
+        lacking = [*joined, *targets]
+        if not set(lacking) <= set(pull.lacking):
+            # A block that was cached when the Want was sent has been evicted since.
+            actions += pull.want(lacking, now)
+        pull.lacking = {h: pull.lacking.get(h, 0) for h in lacking}
+        pull.start(targets)
+        return True
+
+    def _take(self, sequence: Sequence) -> BlockId:
+        block_id = self.pool.take()
+        sequence.num_reserved -= 1
+        sequence.block_ids.append(block_id)
+        return block_id
+
+    # ---- growing and yielding --------------------------------------------------------------------
+
+    def grow(self, job: Job, num_tokens: int) -> bool:
+        """Blocks for `num_tokens` tokens; revokes a reservation or preempts when there are none.
+
+        False when the job itself had to yield.
+        """
+        sequence = job.sequence
+        while len(sequence.block_ids) * sequence.block_size < num_tokens:
+            if sequence.num_reserved == 0:
+                while self.pool.room < 1:
+                    if self._revoke_newest():
+                        continue
+                    victim = self._victim()
+                    self._preempt(victim)
+                    if victim is job:
+                        return False
+                self.pool.reserve(1)
+                sequence.num_reserved = 1
+            self._take(sequence)
+        return True
+
+    def _revoke_newest(self) -> bool:
+        """Take back the newest incomplete reservation: its blocks stay at their source."""
+        for job in reversed(list(self._jobs)):
+            pull = job.pull
+            if job.phase is not Phase.PULLING or pull is None or pull.state is not PullState.COPYING:
+                continue
+            if job.revokes >= MAX_REVOKES or job.sequence.busy:
+                continue
+            job.revokes += 1
+            pull.revoke()
+            self.due.add(job.sequence.key)
+            self.give_back(job)
+            self.wait(job, resumed=False)
+            return True
+        return False
+
+    def _victim(self) -> Job:
+        return min(self._jobs.running(), key=lambda job: (job.sequence.priority, -job.sequence.key))
+
+    def _preempt(self, job: Job) -> None:
+        """Drop the newest, least important sequence's blocks; it catches up by recompute, no token lost."""
+        self.num_preemptions += 1
+        self.give_back(job)
+        job.phase = Phase.QUEUED
+        self.wait(job, resumed=True)
+
+    # ---- giving back -----------------------------------------------------------------------------
+
+    def give_back(self, job: Job) -> None:
+        """Drop the blocks of a job that lives on; it will claim blocks again."""
+        self._leave_fillings(job)
+        job.sequence.give_back(self.pool)
+
+    def leave(self, job: Job) -> None:
+        """The job ends: its place in line and its part in fillings go to others; its blocks by give_back."""
+        self._line.leave(job.sequence.key)
+        self._leave_fillings(job)
+
+    def _leave_fillings(self, job: Job) -> None:
+        for block_hash, block_id, heir in self._fillings.leave(job.sequence.key):
+            self._inherit(block_hash, block_id, heir)
+
+    def _inherit(self, block_hash: BlockHash, block_id: BlockId, heir: int) -> None:
+        pull = self._jobs.by_key[heir].pull
+        assert pull is not None
+        pull.targets[block_hash] = block_id
+        self.due.add(heir)
+
+    # ---- copies ----------------------------------------------------------------------------------
+
+    def begin(self, copies: Iterable[BlockCopy]) -> None:
+        """These blocks are being written: nobody else may, until `end`."""
+        for copy in copies:
+            self._fillings.begin(copy.hash, copy.target)
+
+    def end(self, event: CopyDone) -> None:
+        """Verified blocks become findable for everybody who waits; a failed one goes to its present owner."""
+        for copy, verdict in zip(event.copies, event.verdicts, strict=True):
+            filling = self._fillings.end(copy.hash, copy.target)
+            if filling is None:
+                continue
+            if verdict is Verdict.OK:
+                self.pool.commit(copy.target, copy.hash, copy.checksum)
+                for key in self._fillings.finish(copy.hash):
+                    waiter = self._jobs.by_key[key].pull
+                    assert waiter is not None
+                    waiter.lacking.pop(copy.hash, None)
+                    self.due.add(key)
+            elif filling.owner != event.key:
+                self._inherit(copy.hash, copy.target, filling.owner)
