@@ -9,6 +9,8 @@ they are cut off or overwritten before they meet arithmetic; a product with zero
 Called by engine/llama.py, on any device; a function returns new tensors unless it says what it writes.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -50,6 +52,31 @@ def write_kv(layer_kv: Tensor, k: Tensor, v: Tensor, block_ids: Tensor, slots: T
     by_slot.index_put_((block_ids, slots), torch.stack((k, v), dim=2))
 
 
+def place_heads(
+    heads: Tensor,
+    cos: Tensor,
+    signed_sin: Tensor,
+    layer_kv: Tensor,
+    tokens: Tensor | None,
+    block_ids: Tensor,
+    slots: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotate q and k, and write k and v into the pool.
+
+    heads             [num_rows, num_heads + 2 * num_kv_heads, head_dim], q, k and v; a kernel may use its memory
+    cos, signed_sin   as rotate takes them
+    tokens            [num_written] int64, the rows that are written, or None for all
+    block_ids, slots  as write_kv takes them
+    Returns q [num_rows, num_heads, head_dim], k and v [num_rows, num_kv_heads, head_dim].
+    """
+    num_kv_heads = layer_kv.shape[1]
+    rotated, v = rotate(heads[:, :-num_kv_heads], cos, signed_sin), heads[:, -num_kv_heads:]
+    q, k = rotated[:, :-num_kv_heads], rotated[:, -num_kv_heads:]
+    written = (k, v) if tokens is None else (k.index_select(0, tokens), v.index_select(0, tokens))
+    write_kv(layer_kv, *written, block_ids, slots)
+    return q, k, v
+
+
 def gather_kv(layer_kv: Tensor, block_ids: Tensor) -> Tensor:
     """Copy blocks, in the order given, to [kv(2), num_kv_heads, len(block_ids) * block_size, head_dim]."""
     by_head = layer_kv.permute(2, 1, 0, 3, 4)  # [kv, num_kv_heads, num_blocks, block_size, head_dim]
@@ -86,13 +113,33 @@ def decode_attention(
     return out.unflatten(0, (num_kv_heads, num_rows)).transpose(0, 1).reshape(num_rows, num_heads, head_dim)
 
 
-def chunk_attention(q: Tensor, k: Tensor, v: Tensor, causal: Tensor, scale: float, out: Tensor) -> None:
+def causal_softmax(scores: Tensor, causal: Tensor) -> Tensor:
+    """Each query's weights over the keys up to its own position; 0 after it. May use the memory of `scores`.
+
+    scores  [num_kv_heads, group * tile, visible], the tile's queries are the last of the visible positions
+    causal  [tile, tile] -inf above the diagonal, 0 elsewhere
+    """
+    tile = causal.shape[-1]
+    scores.unflatten(1, (-1, tile))[..., scores.shape[-1] - tile :].add_(causal)
+    return torch.softmax(scores, dim=-1)
+
+
+def chunk_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: Tensor,
+    scale: float,
+    out: Tensor,
+    softmax: Callable[[Tensor, Tensor], Tensor] = causal_softmax,
+) -> None:
     """Causal attention of a chunk: its queries are the last positions of the keys.
 
-    q       [chunk, num_heads, head_dim]
-    k, v    [num_kv_heads, context, head_dim], context >= chunk, every slot written
-    causal  [QUERY_TILE, QUERY_TILE] -inf above the diagonal, 0 elsewhere
-    out     [chunk, num_heads, head_dim], written
+    q        [chunk, num_heads, head_dim]
+    k, v     [num_kv_heads, context, head_dim], context >= chunk, every slot written
+    causal   [QUERY_TILE, QUERY_TILE] -inf above the diagonal, 0 elsewhere
+    out      [chunk, num_heads, head_dim], written
+    softmax  causal_softmax, or a faster one
     """
     chunk, num_heads, head_dim = q.shape
     num_kv_heads, context, _ = k.shape
@@ -103,8 +150,7 @@ def chunk_attention(q: Tensor, k: Tensor, v: Tensor, causal: Tensor, scale: floa
         last = min(first + QUERY_TILE, chunk)
         tile, visible = last - first, context - chunk + last
         scores = _scores(q_by_head[:, :, first:last].flatten(1, 2), k[:, :visible], scale, None)
-        scores.unflatten(1, (-1, tile))[..., visible - tile :].add_(causal[:tile, :tile])
-        values = torch.bmm(torch.softmax(scores, dim=-1), v[:, :visible])
+        values = torch.bmm(softmax(scores, causal[:tile, :tile]), v[:, :visible])
         out_by_head[:, :, first:last] = values.unflatten(1, (-1, tile))
 
 

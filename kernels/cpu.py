@@ -1,0 +1,148 @@
+"""The kernels of kernels/reference.py in C++, for one thread of a CPU.
+
+Same names and arguments where the shapes fit; what does not fit (another dtype, a head size that is no
+multiple of a vector) goes to the reference. decode_attention alone takes other arguments: it reads the pool
+in place, each row to its own length, so nobody has to pad, copy or mask. Called by engine/llama.py.
+"""
+
+import ctypes
+import logging
+
+import torch
+from torch import Tensor
+
+from pdserve.kernels import reference
+from pdserve.kernels.library import LibraryError, load_library
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+LANES = 16
+# Limits of the buffers in cpp/attention.cpp.
+MAX_HEAD_DIM = 256
+MAX_BLOCK_SIZE = 256
+
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+SIGNATURES = {
+    "decode_attention": [_P, _I, _I, _P, *[_I] * 5, _P, _I, _P, *[_I] * 4, _F, _P],
+    "causal_softmax": [_P, _I, _I, _I],
+    "rms_norm": [_P, _P, _P, _I, _I, _F],
+    "place_heads": [_P, _P, _P, *[_I] * 4, _P, *[_I] * 4, _P, _P, _P, _I],
+}
+
+
+class CpuKernels:
+    """The library's functions for one dtype. Tensors are on the CPU; see load_kernels."""
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
+        self._dtype = dtype
+        self._calls = {}
+        for name, arguments in SIGNATURES.items():
+            call = library[f"{name}_{SUFFIXES[dtype]}"]
+            call.argtypes, call.restype = arguments, None
+            self._calls[name] = call
+
+    def can_decode(self, layer_kv: Tensor) -> bool:
+        """Whether decode_attention takes this pool; layer_kv as in kernels/reference.py."""
+        block_size, head_dim = layer_kv.shape[-2:]
+        fits = head_dim % LANES == 0 and head_dim <= MAX_HEAD_DIM and block_size <= MAX_BLOCK_SIZE
+        return fits and layer_kv.dtype == self._dtype and layer_kv.stride(-1) == 1
+
+    def decode_attention(
+        self, q: Tensor, layer_kv: Tensor, block_ids: Tensor, contexts: Tensor, scale: float, out: Tensor
+    ) -> None:
+        """Attention of one query token per row over the row's blocks, read where they lie.
+
+        q          [num_rows, num_heads, head_dim], its last dim dense
+        layer_kv   [num_blocks, num_kv_heads, kv(2), block_size, head_dim], can_decode of it is true
+        block_ids  [num_rows * blocks_per_row] int64, the blocks of a row first, then anything
+        contexts   [num_rows] int64, from 1; no slot beyond a row's context is read
+        out        [num_rows, num_heads, head_dim], dense, written
+
+        Scores and weights stay in fp32, where the reference rounds them to the serving dtype.
+        """
+        num_rows, num_heads, head_dim = q.shape
+        num_kv_heads, block_size = layer_kv.shape[1], layer_kv.shape[3]
+        self._calls["decode_attention"](
+            q.data_ptr(),
+            *q.stride()[:2],
+            layer_kv.data_ptr(),
+            *layer_kv.stride()[:4],
+            block_size,
+            block_ids.data_ptr(),
+            block_ids.shape[0] // num_rows,
+            contexts.data_ptr(),
+            num_rows,
+            num_kv_heads,
+            num_heads // num_kv_heads,
+            head_dim,
+            scale,
+            out.data_ptr(),
+        )
+
+    def causal_softmax(self, scores: Tensor, causal: Tensor) -> Tensor:
+        """In place; `causal` gives only the size of the tile."""
+        if not scores.is_contiguous():
+            return reference.causal_softmax(scores, causal)
+        width = scores.shape[-1]
+        self._calls["causal_softmax"](scores.data_ptr(), scores.numel() // width, causal.shape[-1], width)
+        return scores
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        num_rows, hidden = x.shape
+        if hidden % LANES or not x.is_contiguous():
+            return reference.rms_norm(x, weight, eps)
+        out = torch.empty_like(x)
+        self._calls["rms_norm"](x.data_ptr(), weight.data_ptr(), out.data_ptr(), num_rows, hidden, eps)
+        return out
+
+    def place_heads(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        signed_sin: Tensor,
+        layer_kv: Tensor,
+        tokens: Tensor | None,
+        block_ids: Tensor,
+        slots: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As the reference's; q, k and v are views of `heads`."""
+        if not heads.is_contiguous() or layer_kv.stride(-1) != 1:
+            return reference.place_heads(heads, cos, signed_sin, layer_kv, tokens, block_ids, slots)
+        num_rows, num_all, head_dim = heads.shape
+        num_kv_heads = layer_kv.shape[1]
+        num_rotated = num_all - num_kv_heads
+        self._calls["place_heads"](
+            heads.data_ptr(),
+            cos.data_ptr(),
+            signed_sin.data_ptr(),
+            num_rows,
+            num_rotated,
+            num_kv_heads,
+            head_dim,
+            layer_kv.data_ptr(),
+            *layer_kv.stride()[:4],
+            None if tokens is None else tokens.data_ptr(),
+            block_ids.data_ptr(),
+            slots.data_ptr(),
+            block_ids.shape[0],
+        )
+        return heads.tensor_split((num_rotated - num_kv_heads, num_rotated), dim=1)
+
+    def chunk_attention(self, q: Tensor, k: Tensor, v: Tensor, causal: Tensor, scale: float, out: Tensor) -> None:
+        reference.chunk_attention(q, k, v, causal, scale, out, self.causal_softmax)
+
+
+def load_kernels(dtype: torch.dtype, device: torch.device) -> CpuKernels | None:
+    """The kernels for this dtype and the calling thread, or None when the reference serves.
+
+    With several threads the reference does: its operations are spread over torch's own team, and a second team
+    on the same cores would take their time.
+    """
+    if device.type != "cpu" or dtype not in SUFFIXES or torch.get_num_threads() != 1:
+        return None
+    try:
+        return CpuKernels(load_library(), dtype)
+    except LibraryError as error:
+        log.warning("no compiled kernels, steps take longer: %s", error)
+        return None
