@@ -45,6 +45,7 @@ class DecodeGroup:
     first: int
     num_rows: int
     length: int
+    contexts: Tensor  # [num_rows] int64
     block_ids: Tensor  # [num_rows * blocks_per_row] int64
     tail: Tensor | None  # [num_unused] int64
     mask: Tensor | None  # [num_kv_heads * num_rows, 1, length] serving dtype
@@ -75,10 +76,6 @@ class Writes:
     tokens: Tensor | None  # [num_written] int64, None when every row of the batch writes
     block_ids: Tensor  # [num_written] int64
     slots: Tensor  # [num_written] int64
-
-    def select(self, x: Tensor) -> Tensor:
-        """The rows of x [num_rows, ...] that are written."""
-        return x if self.tokens is None else x.index_select(0, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +195,15 @@ def _decode_group(first: int, rows: list[Row], most: int, spec: KVSpec, device: 
         table = row.block_ids[: spec.num_blocks_for(row.start + 1)]
         block_ids += table + table[:1] * (most - len(table))
         tail += range(index * width + row.start + 1, (index + 1) * width)
+    contexts = _indices([row.start + 1 for row in rows], device)
     if len(rows) == 1:
-        return DecodeGroup(first, 1, rows[0].start + 1, _indices(block_ids, device), None, None)
+        return DecodeGroup(first, 1, rows[0].start + 1, contexts, _indices(block_ids, device), None, None)
     unused = mask = None
     if tail:
         unused = _indices(tail, device)
         mask = torch.zeros(len(rows) * width, dtype=getattr(torch, spec.dtype), device=device)
         mask = mask.index_fill_(0, unused, float("-inf")).view(len(rows), 1, width).repeat(spec.num_kv_heads, 1, 1)
-    return DecodeGroup(first, len(rows), width, _indices(block_ids, device), unused, mask)
+    return DecodeGroup(first, len(rows), width, contexts, _indices(block_ids, device), unused, mask)
 
 
 def _chunk_row(first: int, row: Row, block_size: int, device: torch.device) -> ChunkRow:

@@ -19,6 +19,7 @@ from pdserve.engine.linear import Linear
 from pdserve.engine.rope import Rope
 from pdserve.engine.weights import WeightReader
 from pdserve.kernels import reference
+from pdserve.kernels.cpu import load_kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Llama:
         self.head = head
         self.rope = Rope(config, embedding.device)
         self.scale = config.head_dim**-0.5
+        self.native = load_kernels(embedding.dtype, embedding.device)
+        self.kernels = self.native or reference
         self.causal = reference.causal_tile(embedding.dtype, embedding.device)
 
     def forward(self, batch: Batch, layer_kvs: list[Tensor]) -> Tensor:
@@ -70,21 +73,17 @@ class Llama:
         attended = self._attend(q, keys, values, layer_kv, batch, batch.chunk_ends)
         sampled, attended = hidden.index_select(0, batch.sampled), attended.index_select(0, batch.sampled)
         hidden = self._finish_layer(layer, sampled, attended)
-        logits = self.head(reference.rms_norm(hidden, self.norm, self.config.rms_norm_eps))
+        logits = self.head(self.kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps))
         return logits[: batch.num_sampled].float()
 
     def _project(
         self, layer: LlamaLayer, hidden: Tensor, angles: tuple[Tensor, Tensor], layer_kv: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q [num_rows, num_heads, head_dim], k and v [num_rows, num_kv_heads, head_dim]; k and v go to the pool too."""
-        normed = reference.rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
+        normed = self.kernels.rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
         heads = layer.qkv(normed).unflatten(-1, (-1, self.config.head_dim))
-        num_heads, num_rotated = self.config.num_heads, self.config.num_heads + self.config.num_kv_heads
-        rotated = reference.rotate(heads[:, :num_rotated], *angles)
-        q, k, v = rotated[:, :num_heads], rotated[:, num_heads:], heads[:, num_rotated:]
         writes = batch.writes
-        reference.write_kv(layer_kv, writes.select(k), writes.select(v), writes.block_ids, writes.slots)
-        return q, k, v
+        return self.kernels.place_heads(heads, *angles, layer_kv, writes.tokens, writes.block_ids, writes.slots)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, layer_kv: Tensor, batch: Batch, chunks: tuple[ChunkRow, ...]
@@ -93,9 +92,12 @@ class Llama:
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
         for group in batch.decode_groups:
             rows = slice(group.first, group.first + group.num_rows)
-            out[rows] = reference.decode_attention(
-                q[rows], layer_kv, group.block_ids, group.length, group.tail, group.mask, self.scale
-            )
+            if self.native is not None and self.native.can_decode(layer_kv):
+                self.native.decode_attention(q[rows], layer_kv, group.block_ids, group.contexts, self.scale, out[rows])
+            else:
+                out[rows] = reference.decode_attention(
+                    q[rows], layer_kv, group.block_ids, group.length, group.tail, group.mask, self.scale
+                )
         for chunk in chunks:
             end = chunk.first + chunk.num_tokens
             if chunk.block_ids is None:
@@ -104,12 +106,12 @@ class Llama:
             else:
                 keys, values = reference.gather_kv(layer_kv, chunk.block_ids)[:, :, : chunk.context]
             rows = slice(chunk.first, end)
-            reference.chunk_attention(q[rows], keys, values, self.causal, self.scale, out[rows])
+            self.kernels.chunk_attention(q[rows], keys, values, self.causal, self.scale, out[rows])
         return out.flatten(1)
 
     def _finish_layer(self, layer: LlamaLayer, hidden: Tensor, attended: Tensor) -> Tensor:
         hidden = layer.out(attended).add_(hidden)
-        normed = reference.rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
+        normed = self.kernels.rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
         return layer.down(layer.gate.silu(normed).mul_(layer.up(normed))).add_(hidden)
 
 
