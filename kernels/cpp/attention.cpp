@@ -34,7 +34,6 @@ struct Running {
 template <typename T, int G>
 void score(const float (*q)[MAX_HEAD_DIM], const T* keys, const T* ahead, int64_t slot_stride, int64_t head_dim,
            int64_t count, float (*weights)[MAX_BLOCK_SIZE]) {
-    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     Floats products[G][LANES];
     for (int64_t first = 0; first < count; first += LANES) {
         const int64_t taken = std::min(LANES, count - first);
@@ -51,8 +50,7 @@ void score(const float (*q)[MAX_HEAD_DIM], const T* keys, const T* ahead, int64_
         }
         for (int g = 0; g < G; ++g) {
             for (int64_t slot = taken; slot < LANES; ++slot) products[g][slot] = Floats{};
-            const Floats scores = sums(products[g]);
-            store(weights[g] + first, lanes < Ints{} + int32_t(taken) ? scores : splat(MINUS_INFINITY));
+            store(weights[g] + first, first_of(sums(products[g]), taken, MINUS_INFINITY));
         }
     }
 }
@@ -163,10 +161,18 @@ template <typename T>
 void softmax_row(T* scores, int64_t seen, int64_t width, float* wide) {
     const int64_t whole = seen / LANES * LANES;
     const int64_t rest = seen - whole;
-    const Floats last = load_first(scores + whole, rest, MINUS_INFINITY);
-    Floats top = last;
-    for (int64_t i = 0; i < whole; i += LANES) top = maximum(top, load(scores + i));
-    const float top_score = largest(top);
+    // Within the row a whole vector may be loaded; copying only some of its lanes takes several times as long.
+    const bool fits = whole + LANES <= width;
+    const Floats last = fits ? first_of(load(scores + whole), rest, MINUS_INFINITY)
+                             : load_first(scores + whole, rest, MINUS_INFINITY);
+    Floats top = last, other_top = last;
+    int64_t pair = 0;
+    for (; pair + LANES < whole; pair += 2 * LANES) {
+        top = maximum(top, load(scores + pair));
+        other_top = maximum(other_top, load(scores + pair + LANES));
+    }
+    if (pair < whole) top = maximum(top, load(scores + pair));
+    const float top_score = largest(maximum(top, other_top));
     Floats total = exp_nonpositive(last - top_score);
     store(wide + whole, total);
     for (int64_t i = 0; i < whole; i += LANES) {
@@ -176,16 +182,24 @@ void softmax_row(T* scores, int64_t seen, int64_t width, float* wide) {
     }
     const float share = 1 / sum(total);
     for (int64_t i = 0; i < whole; i += LANES) store(scores + i, load(wide + i) * share);
-    store_first(scores + whole, load(wide + whole) * share, rest);
-    std::memset(static_cast<void*>(scores + seen), 0, (width - seen) * sizeof(T));
+    const Floats last_share = load(wide + whole) * share;
+    if (fits)
+        store(scores + whole, last_share);
+    else
+        store_first(scores + whole, last_share, width - whole);
+    const int64_t written = std::min(whole + LANES, width);
+    std::memset(static_cast<void*>(scores + written), 0, (width - written) * sizeof(T));
 }
 
 // scores [num_rows, width], dense. Row r is query r % tile of the last `tile` positions of `width`.
 template <typename T>
 void causal_softmax(T* scores, int64_t num_rows, int64_t tile, int64_t width) {
-    std::vector<float> wide(width + LANES);
+    struct alignas(64) Line {
+        float lanes[LANES];
+    };
+    std::vector<Line> wide(width / LANES + 1);
     for (int64_t row = 0; row < num_rows; ++row)
-        softmax_row(scores + row * width, width - tile + row % tile + 1, width, wide.data());
+        softmax_row(scores + row * width, width - tile + row % tile + 1, width, wide[0].lanes);
 }
 
 }  // namespace

@@ -7,6 +7,10 @@
 #include <cstring>
 #include <limits>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 constexpr int64_t LANES = 16;
 
 typedef float Floats __attribute__((vector_size(64)));
@@ -33,17 +37,32 @@ INLINE Floats load(const float* from) {
 INLINE Floats load(const Bf16* from) {
     HalfBits half;
     std::memcpy(&half, from, sizeof half);
+#ifdef __AVX512F__
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
+#else
     return (Floats)(__builtin_convertvector(half, Bits) << 16);
+#endif
 }
 
 INLINE void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
 INLINE void store(Bf16* to, Floats x) {
+#ifdef __AVX512BF16__
+    // The same rounding, but for subnormal floats, which become 0.
+    const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+#else
     const Bits bits = (Bits)x;
     const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const Bits is_nan = (Bits)(x != x);
     const HalfBits half = __builtin_convertvector((rounded & ~is_nan) | (0x7fc0 & is_nan), HalfBits);
+#endif
     std::memcpy(to, &half, sizeof half);
+}
+
+// The first `count` lanes of x, the others `filler`.
+INLINE Floats first_of(Floats x, int64_t count, float filler) {
+    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return lanes < Ints{} + int32_t(count) ? x : splat(filler);
 }
 
 // The first `count` lanes, the others `filler`; reads nothing beyond them.
@@ -62,21 +81,27 @@ INLINE void store_first(T* to, Floats x, int64_t count) {
     std::memcpy(to, lanes, count * sizeof(T));
 }
 
-INLINE float widen(float x) { return x; }
-
-INLINE float widen(Bf16 x) {
-    const uint32_t bits = uint32_t(x.bits) << 16;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
-
 INLINE Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
+// What is at lane i comes from lane i + N.
+template <int N>
+INLINE Floats turned(Floats x) {
+    const Ints from = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return __builtin_shuffle(x, (from + N) & 15);
+}
+
 INLINE float largest(Floats x) {
-    float result = x[0];
-    for (int lane = 1; lane < LANES; ++lane) result = x[lane] > result ? x[lane] : result;
-    return result;
+    x = maximum(x, turned<8>(x));
+    x = maximum(x, turned<4>(x));
+    x = maximum(x, turned<2>(x));
+    return maximum(x, turned<1>(x))[0];
+}
+
+INLINE float sum(Floats x) {
+    x += turned<8>(x);
+    x += turned<4>(x);
+    x += turned<2>(x);
+    return (x + turned<1>(x))[0];
 }
 
 // Lane i of the result is the sum of a's lanes (first half of the indices) and b's that `low` and `high` pair.
@@ -98,12 +123,6 @@ INLINE Floats sums(const Floats rows[LANES]) {
                       Ints{2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31});
     return fold(by2[0], by2[1], Ints{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30},
                 Ints{1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31});
-}
-
-INLINE float sum(Floats x) {
-    float result = 0;
-    for (int lane = 0; lane < LANES; ++lane) result += x[lane];
-    return result;
 }
 
 // e^x for x <= 0, within 2e-7 of it relatively; 0 below -87, where floats become subnormal; NaN stays NaN.
