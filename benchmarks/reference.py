@@ -4,9 +4,9 @@
         --server 'split|http://127.0.0.1:8200|pdserve up --port 8200' \
         --server 'both|http://127.0.0.1:8200|pdserve up --port 8200 --role-mode both'
 
-Each server is started, waited for, loaded with every rate once under one seed, and stopped; then the next one;
-then the next seed. Prompts of 256 to 768 tokens, outputs of 32 to 96, Poisson arrivals, the promise TTFT 2 s and
-TPOT 60 ms: the defaults of `pdserve bench run`. Writes one JSON a point and prints a Markdown table at the end;
+Each server is started anew for every point, waited for, loaded and stopped, so that no point finds prompts of
+another in a prefix cache; all servers take a seed in turn, then comes the next seed. Prompts of 256 to 768
+tokens, outputs of 32 to 96, Poisson arrivals, the promise TTFT 2 s and TPOT 60 ms. Writes one JSON a point and prints a Markdown table at the end;
 with --table only the table, from the files that are there. Keep the machine quiet meanwhile.
 """
 
@@ -50,7 +50,8 @@ def main() -> int:
         servers = [parse_server(text) for text in options.server]
         for seed in options.seeds.split(","):
             for server in servers:
-                run_server(server, options.rates.split(","), seed, options.num_requests, options.out)
+                for rate in options.rates.split(","):
+                    run_point(server, rate, seed, options.num_requests, options.out)
     print(table(options.out))
     return 0
 
@@ -60,19 +61,16 @@ def parse_server(text: str) -> Server:
     return Server(name, url, tuple(shlex.split(command)))
 
 
-def run_server(server: Server, rates: list[str], seed: str, num_requests: int, out: Path) -> None:
+def run_point(server: Server, rate: str, seed: str, num_requests: int, out: Path) -> None:
     bench = [str(Path(sys.executable).with_name("pdserve")), "bench", "run", "--slo", "ttft=2.0,tpot=0.06"]
-    with (out / f"{server.name}-{seed}.log").open("w") as log:
+    file = out / f"{server.name}-{rate}-{seed}.json"
+    point = ["--rate", rate, "--seed", seed, "--num-requests", str(num_requests), "--json", str(file)]
+    print(f"{server.name}, {rate}/s, seed {seed}", file=sys.stderr, flush=True)
+    with file.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(server.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             wait_until_served(server.url, process)
-            for rate in rates:
-                file = out / f"{server.name}-{rate}-{seed}.json"
-                point = ["--rate", rate, "--seed", seed, "--num-requests", str(num_requests)]
-                print(f"{server.name}, {rate}/s, seed {seed}", file=sys.stderr, flush=True)
-                subprocess.run(
-                    [*bench, "--url", server.url, *point, "--json", str(file)], check=False, stdout=subprocess.DEVNULL
-                )
+            subprocess.run([*bench, "--url", server.url, *point], check=False, stdout=subprocess.DEVNULL)
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             try:
