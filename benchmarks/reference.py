@@ -6,8 +6,9 @@
 
 Each server is started anew for every point, waited for, loaded and stopped, so that no point finds prompts of
 another in a prefix cache; all servers take a seed in turn, then comes the next seed. Prompts of 256 to 768
-tokens, outputs of 32 to 96, Poisson arrivals, the promise TTFT 2 s and TPOT 60 ms. Writes one JSON a point and prints a Markdown table at the end;
-with --table only the table, from the files that are there. Keep the machine quiet meanwhile.
+tokens, outputs of 32 to 96, Poisson arrivals, the promise TTFT 2 s and TPOT 60 ms. Writes one JSON a point and
+prints a Markdown table at the end; with --table only the table, from the files that are there. Keep the machine
+quiet meanwhile.
 """
 
 import argparse
