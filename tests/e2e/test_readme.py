@@ -47,8 +47,9 @@ def run(command: str) -> str:
 
 
 def make_line(target: str) -> str:
-    """What `make` would run for this target once everything is installed."""
-    return run(f"make -n -o .venv/.installed {target}").splitlines()[-1]
+    """What `make` would run for this target once everything is installed, also where these tests run in make."""
+    shown = run(f"env -u MAKEFLAGS -u MAKELEVEL make -n -o .venv/.installed --no-print-directory {target}")
+    return shown.splitlines()[-1]
 
 
 def test_the_readme_holds_the_commands_that_are_tried_here():
