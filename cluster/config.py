@@ -60,13 +60,18 @@ class Admission:
     max_queued_requests: int = setting(1024, readers.integer(1, 1 << 20), "requests waiting, beyond it 429")
     recovery_attempts: int = setting(3, readers.integer(1, 100), "attempts a request gets when nodes die")
     recovery_grace_s: float = setting(60.0, readers.seconds(0, 3600), "how long its requests wait for a dead node")
+    cooperative_prefill: str = setting("on", readers.choice("on", "off"), "decode nodes compute prompts if sooner")
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Prompts that can keep the promise are computed before those that cannot any more."""
+    """Prompts that can keep the promise are computed before those that cannot any more.
+
+    Prompts computed on a decode node leave its streams the promised time per token, without a promise half of it.
+    """
 
     ttft_s: float | None = setting(None, readers.seconds(0.001, 3600), "promised time to first token, in seconds")
+    tpot_s: float | None = setting(None, readers.seconds(0.001, 3600), "promised time per output token, in seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +110,18 @@ class Compute:
 POLICY = setting("fcfs", readers.choice("fcfs", "shortest"), "which prompt goes first")
 
 
+MAX_STEP_TOKENS = setting(256, readers.integer(1, 1 << 16), "most tokens in one step: the chunk budget")
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillSteps:
-    max_step_tokens: int = setting(512, readers.integer(1, 1 << 16), "most tokens in one step; of decode nodes 256")
+    max_step_tokens: int = MAX_STEP_TOKENS
     prefill_policy: str = POLICY
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeSteps:
-    max_step_tokens: int = setting(256, readers.integer(1, 1 << 16), "most tokens in one step: the chunk budget")
+    max_step_tokens: int = MAX_STEP_TOKENS
     max_running: int = setting(64, readers.integer(1, 4096), "most sequences that run at once")
     prefill_policy: str = POLICY
 

@@ -158,7 +158,10 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Continue prompt + outputs. source: whose blocks to pull, or None to compute everything here."""
+    """Continue prompt + outputs. source: whose blocks to pull, or None to compute everything here.
+
+    tpot_s: the promised time per output token, which prompts computed beside the stream must leave it
+    """
 
     request: RequestId
     attempt: int
@@ -169,6 +172,7 @@ class Decode:
     source: Peer | None
     priority: int = 0
     deadline_s: float | None = None
+    tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +282,10 @@ class HeldEntry:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """A node's state in numbers, as shown by /metrics."""
+    """A node's state in numbers, as shown by /metrics.
+
+    token_s: seconds that each token of a prompt is expected to take here as things are
+    """
 
     num_free: int
     num_cached: int
@@ -290,6 +297,7 @@ class Gauges:
     num_leases: int
     num_parked: int
     num_queued_tokens: int
+    token_s: float
 
 
 @dataclass(frozen=True, slots=True)

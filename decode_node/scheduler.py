@@ -39,6 +39,7 @@ from pdserve.cluster.messages import (
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import NodeId
+from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.finished import FinishedRequests
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
@@ -46,6 +47,7 @@ from pdserve.engine import planner
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import RunStep, StepDone, StepPlan
+from pdserve.engine.step_cost import StepWork
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState
 
 BEAT_S = 0.5
@@ -73,9 +75,8 @@ class DecodeScheduler:
         self.num_unexpected = 0
         self._router = router
         self._hasher = hasher
-        self._max_step_tokens = max_step_tokens
+        self._budget = ChunkBudget(max_step_tokens)
         self._policy = policy
-        self._pace = planner.Pace()
         self._lease_s = DEFAULT_LEASE_S
         self._block_bytes = block_bytes
         self._jobs = Jobs()
@@ -308,20 +309,17 @@ class DecodeScheduler:
     def _start_step(self, now: float) -> list[Action]:
         if self._step is not None:
             return []
-        running = self._jobs.running()
         rows = []
-        for job in running:
+        for job in self._jobs.streams():
             # An earlier job's growth may have preempted this one.
-            if (
-                job.phase is Phase.RUNNING
-                and job.sequence.num_missing == 1
-                and self.reservations.grow(job, job.sequence.num_tokens)
-            ):
+            if job.phase is Phase.RUNNING and self.reservations.grow(job, job.sequence.num_tokens):
                 rows.append((job, 1))
         rows = [(job, n) for job, n in rows if job.phase is Phase.RUNNING]
-        behind = [job.sequence for job in running if job.phase is Phase.RUNNING and job.sequence.num_missing > 1]
-        ordered = planner.order(behind, self._policy, self._pace, now)
-        for sequence, num_tokens in planner.chunks(ordered, self._max_step_tokens - len(rows)):
+        streams = self._work(job for job, _ in rows)
+        behind = [job.sequence for job in self._jobs.running() if job.sequence.num_missing > 1]
+        ordered = planner.order(behind, self._policy, self._token_s(streams), now)
+        budget = self._num_chunk_tokens(streams, ordered[0].num_computed) if ordered else 0
+        for sequence, num_tokens in planner.chunks(ordered, budget):
             sequence.started_at = now if sequence.started_at is None else sequence.started_at
             sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
             rows.append((self._jobs.by_key[sequence.key], num_tokens))
@@ -333,12 +331,26 @@ class DecodeScheduler:
         self._step = StepPlan(self._num_steps, tuple(job.sequence.row(n) for job, n in rows))
         return [RunStep(self._step)]
 
+    def _work(self, streams: Iterable[Job]) -> StepWork:
+        """What a step of these streams alone has to do."""
+        contexts = [job.sequence.num_tokens for job in streams]
+        return StepWork(len(contexts), sum(contexts))
+
+    def _token_s(self, streams: StepWork) -> float:
+        return self._budget.token_s(streams, self._jobs.tpot_s())
+
+    def _num_chunk_tokens(self, streams: StepWork, start: int) -> int:
+        """Prompt tokens for a step beside `streams`; one whose blocks are on their way may join any time."""
+        is_shared = streams.num_tokens > 0 or any(job.phase is Phase.PULLING for job in self._jobs)
+        limit_s = self._budget.limit_s(streams, self._jobs.tpot_s()) if is_shared else None
+        return self._budget.num_tokens(streams, limit_s, start)
+
     def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
         plan, result = self._step, event.result
         assert plan is not None, "a result although no step is running"
         assert plan.step == result.step, "a result of another step"
         self._step = None
-        self._pace.learn(plan.num_tokens, result.forward_s)
+        self._budget.cost.learn(StepWork.of(plan.rows), result.forward_s)
         actions: list[Action] = []
         runs: list[TokenRun] = []
         for row in plan.rows:
@@ -462,6 +474,7 @@ class DecodeScheduler:
             num_leases=len(jobs),
             num_parked=0,
             num_queued_tokens=sum(job.sequence.num_missing for job in jobs if job.phase is not Phase.PULLING),
+            token_s=self._token_s(self._work(self._jobs.streams())),
         )
 
     def check(self) -> None:
@@ -491,4 +504,5 @@ class DecodeScheduler:
             num_sent=sequence.num_outputs,
             final_blocks=final_blocks,
             prefills_here=message.source is None,
+            tpot_s=message.tpot_s,
         )

@@ -4,6 +4,7 @@ Pure functions over sequences, used by both roles: a prefill node has no decode 
 fits the chunks it computes itself into what its decode rows leave of the budget.
 """
 
+import heapq
 from collections.abc import Sequence as Seq
 from enum import StrEnum
 
@@ -18,48 +19,51 @@ class Policy(StrEnum):
 # Under `shortest`, a waiting prompt gains on shorter ones by this many tokens a second, so that no
 # prompt waits for ever: a 32k prompt overtakes fresh 100-token prompts after about 16 s.
 AGEING_TOKENS_PER_S = 2048.0
-# A prompt that cannot keep its deadline any more lets others go first, but not longer than this.
+# A prompt that lets others go first because its deadline is lost does so no longer than this.
 MAX_YIELD_S = 10.0
-# Weight of the newest step in the mean: about the last twenty steps count.
-PACE_WEIGHT = 0.05
 # Half of all steps are slower than the mean.
-PACE_MARGIN = 1.05
+COST_MARGIN = 1.05
 
 
-class Pace:
-    """How long a prompt token takes on this node, an exponential mean over the steps it has run."""
-
-    def __init__(self) -> None:
-        self.token_s = 0.0
-
-    def learn(self, num_tokens: int, seconds: float) -> None:
-        """Steps of a few tokens say nothing of a chunk's pace: their cost is that of reading the weights."""
-        if num_tokens < 64:
-            return
-        measured = seconds / num_tokens
-        self.token_s = measured if not self.token_s else self.token_s + PACE_WEIGHT * (measured - self.token_s)
-
-
-def order(sequences: Seq[Sequence], policy: Policy, pace: Pace, now: float) -> list[Sequence]:
+def order(sequences: Seq[Sequence], policy: Policy, token_s: float, now: float) -> list[Sequence]:
     """Sequences in the order in which they get chunks.
 
-    Those that can still keep their deadline go before those that cannot, and those that have waited for
-    MAX_YIELD_S before all; within each, by policy, ties in the given order.
-    """
+    By policy, ties in the given order, but so that as many as possible keep their deadline: whenever one would
+    be late, the longest up to it gives way to all that are in time (Moore, Management Science 15, 1968, which
+    is exact for deadlines in that order). Who has waited for MAX_YIELD_S does so no more and goes first.
 
-    def standing(sequence: Sequence) -> int:
-        if sequence.deadline is None:
-            return 1
-        if now - sequence.accepted_at > MAX_YIELD_S:
-            return 0
-        return 1 if now + sequence.num_missing * pace.token_s * PACE_MARGIN <= sequence.deadline else 2
+    token_s: seconds that each token of a prompt is expected to take
+    """
 
     def length(sequence: Sequence) -> float:
         if policy is Policy.FCFS:
             return 0.0
         return sequence.num_missing - AGEING_TOKENS_PER_S * (now - sequence.accepted_at)
 
-    return sorted(sequences, key=lambda sequence: (standing(sequence), length(sequence)))
+    def standing(sequence: Sequence) -> int:
+        return 0 if sequence.key in starved else 2 if sequence.key in late else 1
+
+    in_turn = sorted(sequences, key=length)
+    starved = {s.key for s in in_turn if s.deadline is not None and now - s.accepted_at > MAX_YIELD_S}
+    late = _late(sorted(in_turn, key=lambda s: s.key not in starved), starved, token_s * COST_MARGIN, now)
+    return sorted(in_turn, key=standing)
+
+
+def _late(in_turn: Seq[Sequence], starved: set[int], token_s: float, now: float) -> set[int]:
+    """Keys of those that must be late so that the others are in time; the starved come first whatever they do."""
+    late: set[int] = set()
+    longest: list[tuple[int, int]] = []
+    num_tokens = 0
+    for sequence in in_turn:
+        num_tokens += sequence.num_missing
+        if sequence.deadline is None or sequence.key in starved:
+            continue
+        heapq.heappush(longest, (-sequence.num_missing, sequence.key))
+        if now + num_tokens * token_s > sequence.deadline:
+            shortened, key = heapq.heappop(longest)
+            num_tokens += shortened
+            late.add(key)
+    return late
 
 
 def chunks(sequences: Seq[Sequence], budget: int) -> list[tuple[Sequence, int]]:

@@ -25,7 +25,16 @@ from pdserve.launch.supervisor import Child, Supervisor
 DESCRIPTION = """\
 Start a router and its nodes on this machine and keep them running. Ctrl-C stops all of them.
 Without --model a small demo model is served. Each option is also PDSERVE_<NAME> in the environment."""
-ROUTER_FLAGS = ("model", "served_model_name", "max_model_len", "host", "port", "ttft_s")
+ROUTER_FLAGS = (
+    "model",
+    "served_model_name",
+    "max_model_len",
+    "host",
+    "port",
+    "ttft_s",
+    "tpot_s",
+    "cooperative_prefill",
+)
 NODE_FLAGS = ("model", "dtype", "device", "max_model_len", "kv_memory", "max_step_tokens")
 READY_TIMEOUT_S = 2.0
 

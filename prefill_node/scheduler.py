@@ -38,6 +38,7 @@ from pdserve.engine import planner
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import RunStep, StepDone, StepPlan
+from pdserve.engine.step_cost import StepCost, StepWork
 from pdserve.kvtransfer.offer import OfferBook
 
 MAX_PASSES = 8
@@ -84,7 +85,7 @@ class PrefillScheduler:
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._policy = policy
-        self._pace = planner.Pace()
+        self._cost = StepCost()
         self._prompts: dict[RequestId, Prompt] = {}
         self._by_key: dict[int, Prompt] = {}
         self._queue: list[Prompt] = []
@@ -223,7 +224,7 @@ class PrefillScheduler:
         if self._step is not None:
             return []
         ready = [p.sequence for p in self._running if not p.cancelled]
-        ordered = planner.order(ready, self._policy, self._pace, now)
+        ordered = planner.order(ready, self._policy, self._token_s, now)
         rows, seals = [], []
         for sequence, num_tokens in planner.chunks(ordered, self._max_step_tokens):
             sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
@@ -249,7 +250,7 @@ class PrefillScheduler:
         assert plan is not None, "a result although no step is running"
         assert plan.step == result.step, "a result of another step"
         self._step = None
-        self._pace.learn(plan.num_tokens, result.forward_s)
+        self._cost.learn(StepWork.of(plan.rows), result.forward_s)
         sealed = {seal.block_id: seal.block_hash for seal in plan.seals}
         actions: list[Action] = []
         for row in plan.rows:
@@ -358,6 +359,7 @@ class PrefillScheduler:
             num_leases=len(self.offers),
             num_parked=self.pool.num_leased,
             num_queued_tokens=sum(p.sequence.num_missing for p in self._queue + self._running),
+            token_s=self._token_s,
         )
 
     def check(self) -> None:
@@ -368,6 +370,11 @@ class PrefillScheduler:
         assert len(self.offers) == len(self._prompts), "a request without a lease, or a lease without a request"
 
     # ---- helpers ---------------------------------------------------------------------------------
+
+    @property
+    def _token_s(self) -> float:
+        """Seconds that each token of a prompt is expected to take."""
+        return self._cost.predict_s(StepWork().plus_chunk(0, self._max_step_tokens)) / self._max_step_tokens
 
     def _entry(self, block_id: BlockId, block_hash: BlockHash) -> HaveEntry:
         checksum = self.pool.checksum(block_id)

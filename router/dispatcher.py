@@ -12,7 +12,7 @@ index, in order, whoever sends it. Called by RouterService.
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pdserve.cluster.events import Received, Tick
 from pdserve.cluster.messages import (
@@ -21,7 +21,6 @@ from pdserve.cluster.messages import (
     Decode,
     Failed,
     FirstToken,
-    Gauges,
     Held,
     Live,
     LiveEntry,
@@ -37,7 +36,8 @@ from pdserve.cluster.messages import (
 )
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId
-from pdserve.router.record import Plan, Record
+from pdserve.router.placement import Node, Place, pick
+from pdserve.router.record import Record
 
 MISSED_BEATS = 2
 
@@ -91,32 +91,12 @@ Event = Submit | ClientGone | NodeJoined | NodeLost | Received | Tick
 Action = Send | Deliver | GiveUp
 
 
-@dataclass(slots=True)
-class Node:
-    """What is known of one node; `prompts` and `streams` are the requests it was given.
-
-    links: prefill nodes that a decode node says it is linked to. doubted: those it has failed with since then.
-    """
-
-    node: NodeId
-    role: Role
-    peer: Peer
-    capacity: Capacity
-    links: frozenset[NodeId] = frozenset()
-    doubted: set[NodeId] = field(default_factory=set)
-    gauges: Gauges | None = None
-    prompts: dict[RequestId, int] = field(default_factory=dict)
-    streams: set[RequestId] = field(default_factory=set)
-
-    def fits(self, num_tokens: int) -> bool:
-        return num_tokens <= self.capacity.num_blocks * self.capacity.block_size
-
-
 class Dispatcher:
     """max_attempts: tries of a request before it is given up; max_prompts_per_node: see above.
 
     recovery_grace_s: how long queued requests wait for a node that can serve them to come back.
-    ttft_slo_s: the promised time to first token, after which nodes order their prompts.
+    ttft_slo_s, tpot_slo_s: the promised times, which nodes order prompts and size their chunks by.
+    cooperative: whether decode nodes compute prompts when their first token comes sooner that way.
     """
 
     def __init__(
@@ -125,6 +105,8 @@ class Dispatcher:
         max_prompts_per_node: int = 8,
         recovery_grace_s: float = 60.0,
         ttft_slo_s: float | None = None,
+        tpot_slo_s: float | None = None,
+        cooperative: bool = True,
     ):
         self.nodes: dict[NodeId, Node] = {}
         self.num_stale = 0
@@ -132,6 +114,8 @@ class Dispatcher:
         self._max_prompts = max_prompts_per_node
         self._recovery_grace_s = recovery_grace_s
         self._ttft_slo_s = ttft_slo_s
+        self._tpot_slo_s = tpot_slo_s
+        self._cooperative = cooperative
         self._stuck_since: float | None = None
         self._beat = 0
         self._hasher: BlockHasher | None = None
@@ -222,20 +206,20 @@ class Dispatcher:
     def _place(self, record: Record, now: float) -> list[Action] | None:
         """The messages that start `record` on the best nodes with room for it, or None."""
         assert self._hasher is not None or not self.nodes
-        pair = self._pick(record, self._max_prompts)
-        if pair is None or self._hasher is None:
+        place = self._pick(record, self._max_prompts)
+        if place is None or self._hasher is None:
             return None
-        prefill, decode = pair
+        prefill, decode = place.prefill, place.decode
         record.attempt += 1
         record.stage, record.missed, record.placed_in_beat = Stage.PREFILL, {}, self._beat
         record.prefill_node = prefill.node if prefill else None
         record.decode_node = decode.node if decode else None
-        record.plan = Plan.LOCAL if prefill is None else Plan.SPLIT if decode else Plan.PREFILL_ONLY
+        record.plan = place.plan
         if record.times.dispatched is None:
             record.times.dispatched = now
         prompt, outputs = record.packed()
         hashes = record.hashes(self._hasher)
-        (prefill or decode).prompts[record.request] = record.num_tokens  # type: ignore[union-attr]
+        place.computing.prompts[record.request] = record.num_tokens
         common = (record.request, record.attempt, prompt, outputs, hashes, record.params)
         urgency = (record.priority, self._deadline_s(record, now))
         actions: list[Action] = []
@@ -244,7 +228,7 @@ class Dispatcher:
         if decode is not None:
             decode.streams.add(record.request)
             source = prefill.peer if prefill else None
-            actions.append(Send(decode.node, Decode(*common, source, *urgency)))
+            actions.append(Send(decode.node, Decode(*common, source, *urgency, self._tpot_slo_s)))
         return actions
 
     def _deadline_s(self, record: Record, now: float) -> float | None:
@@ -253,31 +237,8 @@ class Dispatcher:
             return None
         return max(0.0, record.times.arrived + self._ttft_slo_s - now)
 
-    def _pick(self, record: Record, max_prompts: float) -> tuple[Node | None, Node | None] | None:
-        """The prefill node and decode node with the least to do that can hold the request, or None.
-
-        A node that has max_prompts prompts already is given no more. Where no prefill node could ever hold
-        the prompt, as it may be once outputs have made it longer, a decode node computes it.
-        """
-        final_tokens = len(record.prompt) + record.params.max_tokens - 1
-        fitting = [n for n in self.nodes.values() if n.fits(record.num_tokens)]
-        open_ = [n for n in fitting if len(n.prompts) < max_prompts]
-        prefills = [n for n in open_ if n.role is Role.PREFILL]
-        decoders = [n for n in fitting if n.role in (Role.DECODE, Role.BOTH) and n.fits(final_tokens)]
-        no_prefill_node = all(n.role is not Role.PREFILL for n in fitting)
-
-        def queued(node: Node) -> int:
-            return sum(node.prompts.values())
-
-        if record.num_left == 1 and prefills:
-            return min(prefills, key=queued), None
-        local = [n for n in decoders if n in open_ and (n.role is Role.BOTH or no_prefill_node)]
-        if local:
-            return None, min(local, key=lambda n: (queued(n) + len(n.streams), n.node))
-        pairs = [(p, d) for p in prefills for d in decoders if p.node in d.links and p.node not in d.doubted]
-        if not pairs:
-            return None
-        return min(pairs, key=lambda pair: (queued(pair[0]), len(pair[1].streams)))
+    def _pick(self, record: Record, max_prompts: float) -> Place | None:
+        return pick(record, self.nodes.values(), max_prompts, self._cooperative)
 
     def _close(self, record: Record) -> list[Action]:
         """Forget the request and free what nodes hold for it; they may have ended it by themselves."""

@@ -95,7 +95,11 @@ class RouterService:
         self._facts = facts
         self._max_model_len = max_model_len
         self._dispatcher = Dispatcher(
-            admission.recovery_attempts, recovery_grace_s=admission.recovery_grace_s, ttft_slo_s=slo.ttft_s
+            admission.recovery_attempts,
+            recovery_grace_s=admission.recovery_grace_s,
+            ttft_slo_s=slo.ttft_s,
+            tpot_slo_s=slo.tpot_s,
+            cooperative=admission.cooperative_prefill == "on",
         )
         self._streams: dict[RequestId, TokenStream] = {}
         self._liveness = Liveness(control.heartbeat_s, control.node_lost_s)

@@ -5,6 +5,7 @@ take as long as they are said to. After every event the invariants of the machin
 checked. Nothing waits: `run` jumps from event to event.
 """
 
+import dataclasses
 import hashlib
 import heapq
 import itertools
@@ -118,7 +119,10 @@ class Outcome:
 
 
 class InProcessCluster:
-    """num_prefill = 0 makes colocated nodes: decode nodes with the role `both`."""
+    """num_prefill = 0 makes colocated nodes: decode nodes with the role `both`.
+
+    Without `cooperative` every prompt is handed off, which is what most tests are about.
+    """
 
     def __init__(
         self,
@@ -134,13 +138,15 @@ class InProcessCluster:
         hub: MemoryHub | None = None,
         timing: Timing | None = None,
         max_attempts: int = 3,
+        cooperative: bool = False,
+        tpot_slo_s: float | None = None,
     ):
         self.now = 0.0
         self.hub = hub or MemoryHub(latency_s=0.0001)
         self.timing = timing or Timing()
         self.hasher = BlockHasher(b"f" * 32, spec.block_size)
         self.spec = spec
-        self.dispatcher = Dispatcher(max_attempts)
+        self.dispatcher = Dispatcher(max_attempts, tpot_slo_s=tpot_slo_s, cooperative=cooperative)
         self.nodes: dict[NodeId, SimNode] = {}
         self.outcomes: dict[RequestId, Outcome] = {}
         self.trace: list[tuple[float, str, object]] = []
@@ -304,15 +310,15 @@ class InProcessCluster:
             elif isinstance(action, RunStep):
                 self.trace.append((self.now, f"{name} step", action.plan))
                 delay = self.timing.step + self.timing.token * action.plan.num_tokens
-                self.at(delay, lambda plan=action.plan: self._end_step(node, plan))
+                self.at(delay, lambda plan=action.plan, delay=delay: self._end_step(node, plan, delay))
             elif isinstance(action, CopyBlocks):
                 self.trace.append((self.now, f"{name} copy", action))
                 delay = self.timing.block * len(action.copies)
                 self.at(delay, lambda copy=action: self._end_copy(node, copy))
 
-    def _end_step(self, node: SimNode, plan: StepPlan) -> None:
+    def _end_step(self, node: SimNode, plan: StepPlan, forward_s: float) -> None:
         if node.alive:
-            result = node.engine.step(plan)
+            result = dataclasses.replace(node.engine.step(plan), forward_s=forward_s)
             self.trace.append((self.now, f"{node.name} stepped", plan))
             self._feed(node.name, StepDone(result))
 

@@ -65,6 +65,7 @@ def test_a_link_that_drops_repeats_and_reorders_changes_no_token(seed: int):
         max_step_tokens=rng.choice([3, 8, 64]),
         hub=MemoryHub(latency_s=0.0001, faults=faults),
         max_attempts=100,
+        cooperative=seed % 2 == 0,
     )
     run_mixed_load(cluster, seed)
 
@@ -81,6 +82,7 @@ def test_cancels_restarts_and_broken_links_change_no_token_of_the_others(seed: i
         timing=Timing(step=rng.choice([0.001, 0.05]), block=rng.choice([0.0002, 0.05])),
         hub=MemoryHub(latency_s=0.0001, faults=faults),
         max_attempts=100,
+        cooperative=seed % 2 == 0,
     )
     common = [rng.randrange(VOCAB) for _ in range(4 * BLOCK)]
     prompts = [common + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3 * BLOCK))] for _ in range(10)]

@@ -29,7 +29,7 @@ from pdserve.router.dispatcher import ClientGone, Deliver, Dispatcher, GiveUp, N
 from pdserve.router.record import Plan, Record, Times
 
 HASHER = BlockHasher(b"f" * 32, 4)
-GAUGES = Gauges(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+GAUGES = Gauges(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
 
 def join(dispatcher: Dispatcher, name: str, role: Role, num_blocks: int = 100, epoch: int = 1) -> list:

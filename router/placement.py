@@ -1,0 +1,110 @@
+"""Which nodes serve a request: what the router knows of each node, and the pick among them.
+
+Pure: reads the nodes, changes none. Called by Dispatcher, which owns them.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from pdserve.cluster.messages import Capacity, Gauges, Peer, Role
+from pdserve.core.ids import NodeId, RequestId
+from pdserve.router.record import Plan, Record
+
+
+@dataclass(slots=True)
+class Node:
+    """What is known of one node; `prompts` and `streams` are the requests it was given.
+
+    links: prefill nodes that a decode node says it is linked to. doubted: those it has failed with since then.
+    """
+
+    node: NodeId
+    role: Role
+    peer: Peer
+    capacity: Capacity
+    links: frozenset[NodeId] = frozenset()
+    doubted: set[NodeId] = field(default_factory=set)
+    gauges: Gauges | None = None
+    prompts: dict[RequestId, int] = field(default_factory=dict)
+    streams: set[RequestId] = field(default_factory=set)
+
+    def fits(self, num_tokens: int) -> bool:
+        return num_tokens <= self.capacity.num_blocks * self.capacity.block_size
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts it was given and has not answered."""
+        return sum(self.prompts.values())
+
+    @property
+    def room(self) -> int:
+        """Tokens that its pool could still take at its last beat."""
+        gauges = self.gauges
+        if gauges is None or len(self.streams) >= self.capacity.max_running:
+            return 0
+        return (gauges.num_free + gauges.num_cached - gauges.num_reserved) * self.capacity.block_size
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds until it would have computed a prompt that is given to it now; 0 until its first beat."""
+        return (self.num_prompt_tokens + num_tokens) * self.gauges.token_s if self.gauges else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One way to serve a request. Without `prefill` the decode node computes the prompt, too."""
+
+    prefill: Node | None
+    decode: Node | None
+
+    @property
+    def computing(self) -> Node:
+        """The node that computes the prompt."""
+        node = self.prefill or self.decode
+        assert node is not None
+        return node
+
+    @property
+    def plan(self) -> Plan:
+        if self.prefill is None:
+            return Plan.LOCAL
+        return Plan.SPLIT if self.decode else Plan.PREFILL_ONLY
+
+
+def pick(record: Record, nodes: Collection[Node], max_prompts: float, cooperative: bool) -> Place | None:
+    """Where the request has its first token soonest, or None when no node has a place for it.
+
+    max_prompts  a node that has this many prompts is given no more
+    cooperative  whether decode nodes compute prompts when that is sooner
+    """
+    places = list(_places(record, nodes, max_prompts, cooperative))
+
+    def cost(place: Place) -> tuple[float, bool, int, int, NodeId]:
+        node = place.computing
+        num_streams = len(place.decode.streams) if place.decode else 0
+        # Equally soon, a decode node is left to its streams.
+        lends = place.prefill is None and node.role is Role.DECODE
+        return node.prefill_s(record.num_tokens), lends, node.num_prompt_tokens, num_streams, node.node
+
+    return min(places, key=cost, default=None)
+
+
+def _places(record: Record, nodes: Collection[Node], max_prompts: float, cooperative: bool) -> Iterator[Place]:
+    """Every place. Where no prefill node could ever hold the prompt, as it may be once outputs have made it
+    longer, decode nodes compute it."""
+    final_tokens = len(record.prompt) + record.params.max_tokens - 1
+    fitting = [node for node in nodes if node.fits(record.num_tokens)]
+    open_ = [node for node in fitting if len(node.prompts) < max_prompts]
+    prefills = [node for node in open_ if node.role is Role.PREFILL]
+    if record.num_left == 1 and prefills:
+        yield from (Place(prefill, None) for prefill in prefills)
+        return
+    no_prefill_node = all(node.role is not Role.PREFILL for node in fitting)
+    for decode in fitting:
+        if decode.role is Role.PREFILL or not decode.fits(final_tokens):
+            continue
+        lends = no_prefill_node or (cooperative and decode.room >= final_tokens)
+        if len(decode.prompts) < max_prompts and (decode.role is Role.BOTH or lends):
+            yield Place(None, decode)
+        for prefill in prefills:
+            if prefill.node in decode.links and prefill.node not in decode.doubted:
+                yield Place(prefill, decode)
