@@ -16,7 +16,7 @@ from pdserve.core.kv_spec import DTYPE_BYTES, KVSpec
 from pdserve.core.model_config import ModelConfig, load_model_config
 from pdserve.engine.batch import build_batch, check_rows
 from pdserve.engine.kv_pool import KVPool
-from pdserve.engine.linear import MIN_ROWS, is_native_on_cpu
+from pdserve.engine.linear import is_native_on_cpu
 from pdserve.engine.llama import Llama, load_llama
 from pdserve.engine.sampler import draw
 from pdserve.engine.step import Seal, StepPlan, StepResult
@@ -34,7 +34,6 @@ class Engine:
         self.max_model_len = max_model_len
         self.model = model
         self._device = torch.device(device)
-        self._min_rows = MIN_ROWS if self._device.type == "cpu" else 1
         self._pool: KVPool | None = None
         self._layer_kvs: list[torch.Tensor] = []
 
@@ -103,7 +102,7 @@ class Engine:
 
     def _forward(self, plan: StepPlan, pool: KVPool) -> dict[int, int]:
         check_rows(plan.rows, pool.spec, pool.num_blocks, self.config.vocab_size)
-        batch = build_batch(plan.rows, pool.spec, self._device, self._min_rows)
+        batch = build_batch(plan.rows, pool.spec, self._device, self.model.min_rows)
         logits = self.model.forward(batch, self._layer_kvs)
         drawn = draw(logits, [row.sample for row in batch.sampled_rows if row.sample is not None])
         if self._device.type == "cuda":

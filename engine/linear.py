@@ -1,21 +1,26 @@
-"""A linear layer for inference: oneDNN-packed weights where they pay, plain ones elsewhere.
+"""Linear layers for inference: packed weights where they pay, plain ones elsewhere.
 
-Packing reorders the weight once into the layout of oneDNN's matmul kernel. Measured on the linears of
-SmolLM2-135M (bf16, one core with AVX-512-bf16, November 2026), packed against F.linear, in ms:
+Where kernels/packed_linear.py can multiply, its layers are used. Else oneDNN packs: it reorders the weight once
+into the layout of its matmul kernel. Measured on the linears of SmolLM2-135M (bf16, one core with AVX-512-bf16,
+November 2026), packed against F.linear, in ms:
 
     rows       1     2     4     8    16    64   512
     plain   36.0  35.4  36.4  41.7  51.5   110   548
     packed  17.8  21.1  16.8  21.4  30.1    89   518
 
-The layout came out the same for every number of rows given to the reorder, so one pack serves decode
-and chunks. Steps of fewer rows than MIN_ROWS are padded to it by engine/batch.py: four rows cost less than
-one. float32 gains as much; float16 is packed only where the CPU multiplies it natively. To multiply by or
-add another tensor in a product's epilogue, as silu is applied there, gained nothing at 4 or 512 rows.
+oneDNN's layout came out the same for every number of rows given to the reorder, so one pack serves decode
+and chunks. Its steps of fewer rows than MIN_ROWS are padded to it by engine/batch.py: four rows cost less than
+one. float32 gains as much; float16 is packed only where the CPU multiplies it natively.
 """
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from pdserve.kernels.cpu import CpuKernels
+from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear
 
 MIN_ROWS = 4
 
@@ -40,11 +45,61 @@ class Linear:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 
+    def add_to(self, hidden: Tensor, x: Tensor) -> Tensor:
+        """hidden + y in the place of `hidden` [num_rows, out_features]"""
+        return hidden.add_(self(x))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """y in float32"""
+        return self(x).float()
+
     def silu(self, x: Tensor) -> Tensor:
         """silu(x W^T + b); a packed product applies it while its result is still in registers."""
         if self.is_packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "swish", [], "")
         return F.silu(F.linear(x, self.weight, self.bias))
+
+
+class GatedLinear:
+    """y = silu(gate(x)) * up(x). The two stay apart, because silu in the gate's own epilogue saves a chunk more."""
+
+    __slots__ = ("gate", "up")
+
+    def __init__(self, gate: Linear, up: Linear):
+        self.gate = gate
+        self.up = up
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_rows, in_features] -> [num_rows, out_features]"""
+        return self.gate.silu(x).mul_(self.up(x))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearMaker:
+    """Makes the layers of one model. native: the compiled kernels, if they multiply in its dtype."""
+
+    native: CpuKernels | None
+
+    @classmethod
+    def of(cls, native: CpuKernels | None, *in_features: int) -> "LinearMaker":
+        """For a model whose layers have these input sizes; all of its layers are of one kind."""
+        packs = native is not None and native.can_multiply and all(size % 2 == 0 for size in in_features)
+        return cls(native if packs else None)
+
+    @property
+    def min_rows(self) -> int:
+        """Fewer rows than this cost no less."""
+        return MIN_ROWS if self.native is None else 1
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear | PackedLinear:
+        return Linear(weight, bias) if self.native is None else self.native.linear(weight, bias)
+
+    def gated(
+        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
+    ) -> GatedLinear | PackedGatedLinear:
+        if self.native is None:
+            return GatedLinear(Linear(gate, gate_bias), Linear(up, up_bias))
+        return self.native.gated_linear(gate, up, gate_bias, up_bias)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

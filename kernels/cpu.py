@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pdserve.kernels import reference
 from pdserve.kernels.library import LibraryError, load_library
+from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear, can_multiply
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,20 @@ class CpuKernels:
             call = library[f"{name}_{SUFFIXES[dtype]}"]
             call.argtypes, call.restype = arguments, None
             self._calls[name] = call
+        self._library = library
+
+    @property
+    def can_multiply(self) -> bool:
+        """Whether there are products for this dtype on this CPU: linear and gated_linear."""
+        return self._dtype == torch.bfloat16 and can_multiply(self._library)
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        return PackedLinear(self._library, weight, bias)
+
+    def gated_linear(
+        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None
+    ) -> PackedGatedLinear:
+        return PackedGatedLinear(self._library, gate, up, gate_bias, up_bias)
 
     def can_decode(self, layer_kv: Tensor) -> bool:
         """Whether decode_attention takes this pool; layer_kv as in kernels/reference.py."""

@@ -1,0 +1,120 @@
+"""Linear layers over bf16 weights packed for cpp/linear.cpp, for one thread of a CPU.
+
+SmolLM2-135M's linears without the head, one core with AVX-512-BF16, taking turns with oneDNN's packed product,
+in ms (November 2026):
+
+    rows       1     2     4     8    16    32    64   512
+    oneDNN  17.4  20.3  15.9  19.2  25.9  41.8  72.2   549
+    here     8.6   8.9   9.3  11.9  19.4  36.0  68.1   535
+
+Rows are independent of each other, bit by bit: neither the batch nor the chunk a token comes in changes its
+result. Same calls as the layers of engine/linear.py; made by kernels/cpu.py.
+"""
+
+import ctypes
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LANES = 16
+PANEL = 2 * LANES
+
+_P, _I = ctypes.c_void_p, ctypes.c_int64
+_COMMON = [_P, _I, _P, _P, _P, _I, _I, _I]
+SIGNATURES = {"linear_bf16": [*_COMMON, _I], "logits_bf16": _COMMON, "gated_linear_bf16": _COMMON}
+
+
+def can_multiply(library: ctypes.CDLL) -> bool:
+    """Whether the library was compiled for a CPU that multiplies bf16 itself."""
+    return bool(library.multiplies_bf16())
+
+
+class _Packed:
+    """panels: [num_panels, in_features / 2, 2, LANES, 2] bf16; bias: [num_panels * PANEL] float32 or None."""
+
+    def __init__(self, library: ctypes.CDLL, panels: Tensor, bias: Tensor | None, out_features: int):
+        self._panels = panels
+        self._bias = bias
+        self._out_features = out_features
+        self._in_features = 2 * panels.shape[1]
+        self._calls = {}
+        for name, arguments in SIGNATURES.items():
+            call = library[name]
+            call.argtypes, call.restype = arguments, None
+            self._calls[name] = call
+
+    def _run(self, name: str, x: Tensor, out: Tensor, *more: int) -> Tensor:
+        assert x.shape[-1] == self._in_features, f"x is {tuple(x.shape)}, the weight takes {self._in_features}"
+        assert x.stride(-1) == 1
+        assert out.shape == (x.shape[0], self._out_features)
+        assert out.is_contiguous()
+        bias = None if self._bias is None else self._bias.data_ptr()
+        self._calls[name](
+            x.data_ptr(),
+            x.stride(0),
+            self._panels.data_ptr(),
+            bias,
+            out.data_ptr(),
+            x.shape[0],
+            self._out_features,
+            self._in_features,
+            *more,
+        )
+        return out
+
+
+class PackedLinear(_Packed):
+    """y = x W^T + b.
+
+    weight  [out_features, in_features] bf16, in_features even
+    bias    [out_features] bf16 or None
+    """
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None):
+        bias = None if bias is None else _padded(bias.float(), PANEL)
+        super().__init__(library, _pack(_padded(weight, PANEL)), bias, weight.shape[0])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_rows, in_features] -> [num_rows, out_features]"""
+        return self._run("linear_bf16", x, x.new_empty(x.shape[0], self._out_features), 0)
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> Tensor:
+        """hidden + y, rounded once, in the place of `hidden` [num_rows, out_features]"""
+        return self._run("linear_bf16", x, hidden, 1)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """y in float32"""
+        return self._run("logits_bf16", x, x.new_empty(x.shape[0], self._out_features, dtype=torch.float32))
+
+
+class PackedGatedLinear(_Packed):
+    """y = silu(x G^T + b) * (x U^T + c), rounded once; weights and biases as in PackedLinear."""
+
+    def __init__(
+        self, library: ctypes.CDLL, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None
+    ):
+        bias = None
+        if gate_bias is not None and up_bias is not None:
+            bias = _interleaved(gate_bias.float(), up_bias.float())
+        super().__init__(library, _pack(_interleaved(gate, up)), bias, gate.shape[0])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[num_rows, in_features] -> [num_rows, out_features]"""
+        return self._run("gated_linear_bf16", x, x.new_empty(x.shape[0], self._out_features))
+
+
+def _padded(rows: Tensor, multiple: int) -> Tensor:
+    missing = -rows.shape[0] % multiple
+    return F.pad(rows, (0,) * (2 * rows.dim() - 1) + (missing,)) if missing else rows
+
+
+def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
+    """16 rows of one, then the same 16 of the other."""
+    halves = [_padded(part, LANES).unflatten(0, (-1, 1, LANES)) for part in (gate, up)]
+    return torch.cat(halves, dim=1).flatten(0, 2)
+
+
+def _pack(weight: Tensor) -> Tensor:
+    """[num_panels * PANEL, in_features] -> [num_panels, in_features / 2, 2, LANES, 2]"""
+    return weight.view(-1, 2, LANES, weight.shape[1] // 2, 2).permute(0, 3, 1, 2, 4).contiguous()
