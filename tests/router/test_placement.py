@@ -1,0 +1,273 @@
+"""Which nodes a request goes to."""
+
+import math
+
+from pdserve.cluster.messages import Capacity, Gauges, Peer, Role
+from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
+from pdserve.core.sampling import SamplingParams
+from pdserve.router.placement import Node, Place, pick
+from pdserve.router.record import Plan, Record, Times
+
+BLOCK = 4
+
+
+def make_node(
+    name: str,
+    role: Role,
+    token_s: float | None = 0.001,
+    *,
+    prompts: tuple[int, ...] = (),
+    num_streams: int = 0,
+    num_blocks: int = 100,
+    num_free: int | None = None,
+    links: tuple[str, ...] = (),
+    doubted: tuple[str, ...] = (),
+    max_running: int = 16,
+) -> Node:
+    """token_s None: it has not had its first beat. prompts: lengths of those it was given; num_free: all, if None."""
+    gauges = None
+    if token_s is not None:
+        gauges = Gauges(num_blocks if num_free is None else num_free, 0, 0, 0, 0, 0, 0, 0, 0, 0, token_s)
+    return Node(
+        NodeId(name),
+        role,
+        Peer(NodeId(name), Epoch(1, 1), f"mem://{name}"),
+        Capacity(num_blocks, BLOCK, 4096, max_running),
+        links=frozenset(NodeId(link) for link in links),
+        doubted={NodeId(node) for node in doubted},
+        gauges=gauges,
+        prompts={new_request_id(): length for length in prompts},
+        streams={RequestId(bytes([i]) * 16) for i in range(num_streams)},
+    )
+
+
+def prefill(name: str, token_s: float | None = 0.001, **options: object) -> Node:
+    return make_node(name, Role.PREFILL, token_s, **options)  # type: ignore[arg-type]
+
+
+def decode(name: str, token_s: float | None = 0.001, **options: object) -> Node:
+    """A decode node that is linked to P0 and P1 unless told otherwise."""
+    options.setdefault("links", ("P0", "P1"))
+    return make_node(name, Role.DECODE, token_s, **options)  # type: ignore[arg-type]
+
+
+def make_record(num_tokens: int = 40, max_tokens: int = 8, num_outputs: int = 0) -> Record:
+    params = SamplingParams(max_tokens=max_tokens)
+    record = Record(new_request_id(), "r", list(range(num_tokens)), params, Times(0.0))
+    record.outputs = list(range(num_outputs))
+    return record
+
+
+def picked(
+    *nodes: Node, record: Record | None = None, max_prompts: float = 8, cooperative: bool = True
+) -> tuple[str | None, str | None] | None:
+    """Names of the prefill and the decode node."""
+    place = pick(record or make_record(), nodes, max_prompts, cooperative)
+    if place is None:
+        return None
+    return place.prefill and place.prefill.node, place.decode and place.decode.node
+
+
+# ---- what a place is -------------------------------------------------------------------------------
+
+
+def test_a_place_names_its_plan_and_the_node_that_computes_the_prompt():
+    p0, d0 = prefill("P0"), decode("D0")
+    assert (Place(p0, d0).plan, Place(p0, d0).computing) == (Plan.SPLIT, p0)
+    assert (Place(p0, None).plan, Place(p0, None).computing) == (Plan.PREFILL_ONLY, p0)
+    assert (Place(None, d0).plan, Place(None, d0).computing) == (Plan.LOCAL, d0)
+
+
+def test_no_node_is_no_place():
+    assert picked() is None
+    assert picked(prefill("P0")) is None
+
+
+# ---- where the first token comes soonest -----------------------------------------------------------
+
+
+def test_the_prompt_goes_where_less_is_to_be_computed_before_it_has_been():
+    nodes = prefill("P0", prompts=(200,)), prefill("P1", prompts=(30, 30)), decode("D0", num_free=0)
+    assert picked(*nodes) == ("P1", "D0")
+
+
+def test_a_faster_node_with_a_longer_line_is_chosen_when_it_is_through_sooner():
+    p0, p1 = prefill("P0", token_s=0.004), prefill("P1", token_s=0.001, prompts=(100,))
+    assert picked(p0, p1, decode("D0", num_free=0)) == ("P1", "D0")
+    assert picked(p0, p1, decode("D0", num_free=0), record=make_record(30)) == ("P0", "D0")
+
+
+def test_a_decode_node_computes_the_prompt_when_the_line_elsewhere_takes_longer():
+    p0 = prefill("P0", token_s=0.001, prompts=(150,))
+    assert picked(p0, decode("D0", token_s=0.003)) == (None, "D0")
+    assert picked(p0, decode("D0", token_s=0.005)) == ("P0", "D0")
+
+
+def test_a_line_at_the_decode_node_counts_as_well():
+    p0 = prefill("P0", prompts=(150,))
+    assert picked(p0, decode("D0", prompts=(149,))) == (None, "D0")
+    assert picked(p0, decode("D0", prompts=(151,))) == ("P0", "D0")
+
+
+def test_of_two_decode_nodes_the_one_that_is_through_sooner_computes_it():
+    p0 = prefill("P0", prompts=(500,))
+    assert picked(p0, decode("D0", token_s=0.002), decode("D1", token_s=0.001)) == (None, "D1")
+
+
+def test_equally_soon_a_decode_node_is_left_to_its_streams():
+    assert picked(decode("A0", links=("P0",)), prefill("P0")) == ("P0", "A0")
+    assert picked(prefill("P0", prompts=(60,)), decode("A0", prompts=(60,), links=("P0",))) == ("P0", "A0")
+
+
+def test_equally_soon_the_decode_node_with_fewer_streams_gets_it():
+    nodes = prefill("P0"), decode("D0", num_streams=3), decode("D1", num_streams=2), decode("D2", num_streams=4)
+    assert picked(*nodes) == ("P0", "D1")
+
+
+def test_of_prefill_nodes_that_nothing_else_tells_apart_the_first_by_name_is_chosen():
+    nodes = [prefill("P0"), prefill("P1"), decode("D0")]
+    assert picked(*nodes) == picked(*reversed(nodes)) == ("P0", "D0")
+
+
+def test_before_their_first_beat_nodes_are_told_apart_by_their_lines():
+    nodes = prefill("P0", None, prompts=(20,)), prefill("P1", None), decode("D0", None)
+    assert picked(*nodes) == ("P1", "D0")
+
+
+# ---- what a decode node has room for ---------------------------------------------------------------
+
+
+def test_room_is_what_is_free_or_cached_and_promised_to_nobody():
+    node = decode("D0")
+    node.gauges = Gauges(10, 7, 0, 0, 5, 0, 0, 0, 0, 0, 0.001)
+    assert node.room == (10 + 7 - 5) * BLOCK
+
+
+def test_a_node_has_no_room_before_its_first_beat_or_with_all_the_streams_it_may_run():
+    assert decode("D0", None).room == 0
+    assert decode("D0", num_streams=3, max_running=3).room == 0
+    assert decode("D0", num_streams=2, max_running=3).room > 0
+
+
+def test_a_decode_node_computes_only_what_it_has_room_for_to_the_last_token():
+    """40 + 9 - 1 tokens are 12 blocks: the last token drawn needs no slot."""
+    record, p0 = make_record(40, max_tokens=9), prefill("P0", prompts=(1000,))
+    assert picked(p0, decode("D0", num_free=12), record=record) == (None, "D0")
+    assert picked(p0, decode("D0", num_free=11), record=record) == ("P0", "D0")
+
+
+def test_outputs_so_far_are_part_of_what_there_must_be_room_for_and_not_counted_twice():
+    record, p0 = make_record(40, max_tokens=9, num_outputs=5), prefill("P0", prompts=(1000,))
+    assert picked(p0, decode("D0", num_free=12), record=record) == (None, "D0")
+
+
+def test_a_full_decode_node_is_still_given_streams_to_wait_for_their_blocks():
+    assert picked(prefill("P0"), decode("D0", num_free=0)) == ("P0", "D0")
+
+
+def test_a_request_longer_than_a_decode_node_can_ever_hold_goes_past_it():
+    record = make_record(40, max_tokens=9)
+    assert picked(prefill("P0"), decode("D0", num_blocks=11), record=record) is None
+    assert picked(prefill("P0"), decode("D0", num_blocks=11), decode("D1"), record=record) == ("P0", "D1")
+
+
+# ---- how many prompts a node is given --------------------------------------------------------------
+
+
+def test_a_prefill_node_with_all_the_prompts_it_may_have_is_passed_over():
+    nodes = prefill("P0", token_s=0.0001, prompts=(1, 1)), prefill("P1", prompts=(50,)), decode("D0", num_free=0)
+    assert picked(*nodes, max_prompts=2) == ("P1", "D0")
+    assert picked(*nodes, max_prompts=3) == ("P0", "D0")
+    assert picked(*nodes, max_prompts=1) is None
+
+
+def test_when_all_prefill_nodes_have_their_prompts_a_decode_node_computes_up_to_as_many():
+    p0 = prefill("P0", prompts=(1, 1))
+    assert picked(p0, decode("D0", token_s=1.0, prompts=(1,)), max_prompts=2) == (None, "D0")
+    assert picked(p0, decode("D0", token_s=1.0, prompts=(1, 1)), max_prompts=2) is None
+    assert picked(p0, decode("D0", token_s=1.0, prompts=(1, 1)), max_prompts=math.inf) == ("P0", "D0")
+
+
+def test_a_decode_node_with_all_its_prompts_still_takes_what_others_compute():
+    assert picked(prefill("P0", prompts=(500,)), decode("D0", prompts=(1, 1)), max_prompts=2) == ("P0", "D0")
+
+
+# ---- links -----------------------------------------------------------------------------------------
+
+
+def test_a_pair_needs_a_link():
+    assert picked(prefill("P0"), decode("D0", num_free=0, links=())) is None
+    assert picked(prefill("P0"), prefill("P1", prompts=(90,)), decode("D0", num_free=0, links=("P1",))) == ("P1", "D0")
+
+
+def test_a_link_that_a_request_failed_over_is_not_used_until_it_is_confirmed():
+    d0 = decode("D0", num_free=0, doubted=("P0",))
+    assert picked(prefill("P0"), d0) is None
+    assert picked(prefill("P0"), d0, decode("D1", num_free=0, num_streams=9)) == ("P0", "D1")
+
+
+def test_a_decode_node_needs_no_link_to_compute_a_prompt():
+    assert picked(prefill("P0"), decode("D0", links=())) == (None, "D0")
+
+
+# ---- requests for one token ------------------------------------------------------------------------
+
+
+def test_a_request_with_one_token_left_ends_on_the_prefill_node_that_has_it_soonest():
+    nodes = prefill("P0", prompts=(90,)), prefill("P1", prompts=(80,)), decode("D0"), make_node("B0", Role.BOTH)
+    for record in (make_record(max_tokens=1), make_record(max_tokens=8, num_outputs=7)):
+        assert picked(*nodes, record=record) == ("P1", None)
+
+
+def test_a_request_for_one_token_needs_no_link():
+    assert picked(prefill("P0"), record=make_record(max_tokens=1)) == ("P0", None)
+
+
+def test_a_decode_node_computes_a_request_for_one_token_when_no_prefill_node_is_open():
+    nodes = prefill("P0", prompts=(1,)), decode("D0")
+    assert picked(*nodes, record=make_record(max_tokens=1), max_prompts=1) == (None, "D0")
+    assert picked(*nodes, record=make_record(max_tokens=1), max_prompts=1, cooperative=False) is None
+
+
+# ---- nodes of both roles, and prompts that no prefill node holds ---------------------------------------
+
+
+def test_a_node_of_both_roles_computes_prompts_with_or_without_room_and_cooperation():
+    both = make_node("B0", Role.BOTH, num_free=0)
+    assert picked(both) == picked(both, cooperative=False) == (None, "B0")
+
+
+def test_of_nodes_of_both_roles_the_one_with_the_shorter_line_and_then_fewer_streams_is_chosen():
+    nodes = [make_node(name, Role.BOTH, prompts=lengths) for name, lengths in (("B0", (50,)), ("B1", (49,)))]
+    assert picked(*nodes) == (None, "B1")
+    nodes = [make_node(name, Role.BOTH, num_streams=count) for name, count in (("B0", 5), ("B1", 4))]
+    assert picked(*nodes) == (None, "B1")
+
+
+def test_a_prompt_that_no_prefill_node_could_hold_is_computed_by_decode_nodes():
+    record = make_record(40, max_tokens=200, num_outputs=100)
+    small, large = prefill("P0", num_blocks=34), prefill("P0", num_blocks=35)
+    for cooperative in (True, False):
+        d0 = decode("D0", num_free=0)
+        assert picked(small, d0, record=record, cooperative=cooperative) == (None, "D0")
+        assert picked(large, d0, record=record, cooperative=cooperative) == ("P0", "D0")
+
+
+def test_a_prefill_node_that_is_only_full_does_not_make_decode_nodes_without_room_compute():
+    assert picked(prefill("P0", prompts=(1,)), decode("D0", num_free=0), max_prompts=1) is None
+
+
+# ---- without cooperation ---------------------------------------------------------------------------
+
+
+def test_without_cooperation_every_prompt_is_handed_off_however_long_the_line():
+    p0 = prefill("P0", token_s=1.0, prompts=(1000,) * 7)
+    assert picked(p0, decode("D0"), cooperative=False) == ("P0", "D0")
+    assert picked(p0, decode("D0"), cooperative=False, max_prompts=7) is None
+
+
+def test_a_pick_changes_no_node():
+    nodes = [prefill("P0", prompts=(500,)), decode("D0", num_streams=2)]
+    before = [repr(node) for node in nodes]
+    assert pick(make_record(), nodes, 8, True) is not None
+    assert [repr(node) for node in nodes] == before
