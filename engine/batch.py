@@ -56,17 +56,18 @@ class ChunkRow:
     """A row of several query tokens, or the end of one.
 
     context    tokens up to and with the last query token
-    block_ids  None when the row's own tokens are the whole context
+    is_whole   whether the tokens of this batch are the whole context
     """
 
     first: int
     num_tokens: int
     context: int
-    block_ids: Tensor | None  # [blocks of the context] int64
+    block_ids: Tensor  # [blocks of the context] int64
+    is_whole: bool
 
     def end(self) -> "ChunkRow":
         """The chunk's last query token alone."""
-        return ChunkRow(self.first + self.num_tokens - 1, 1, self.context, self.block_ids)
+        return ChunkRow(self.first + self.num_tokens - 1, 1, self.context, self.block_ids, self.is_whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,4 +211,4 @@ def _chunk_row(first: int, row: Row, block_size: int, device: torch.device) -> C
     num_tokens = len(row.token_ids)
     context = row.start + num_tokens
     table = list(row.block_ids[: -(-context // block_size)])
-    return ChunkRow(first, num_tokens, context, _indices(table, device) if row.start else None)
+    return ChunkRow(first, num_tokens, context, _indices(table, device), row.start == 0)

@@ -111,12 +111,17 @@ class Llama:
                 )
         for chunk in chunks:
             end = chunk.first + chunk.num_tokens
-            if chunk.block_ids is None:
+            rows = slice(chunk.first, end)
+            if self.native is not None and self.native.can_attend_chunks(layer_kv):
+                self.native.paged_chunk_attention(
+                    q[rows], layer_kv, chunk.block_ids, chunk.context, self.scale, out[rows]
+                )
+                continue
+            if chunk.is_whole:
                 own = slice(end - chunk.context, end)
                 keys, values = k[own].transpose(0, 1).contiguous(), v[own].transpose(0, 1).contiguous()
             else:
                 keys, values = reference.gather_kv(layer_kv, chunk.block_ids)[:, :, : chunk.context]
-            rows = slice(chunk.first, end)
             self.kernels.chunk_attention(q[rows], keys, values, self.causal, self.scale, out[rows])
         return out.flatten(1)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pdserve.kernels import reference
 from pdserve.kernels.library import LibraryError, load_library
-from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear, can_multiply
+from pdserve.kernels.packed_linear import PANEL, PackedGatedLinear, PackedLinear, can_multiply
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,15 @@ SIGNATURES = {
     "rms_norm": [_P, _P, _P, _I, _I, _F],
     "place_heads": [_P, _P, _P, *[_I] * 4, _P, *[_I] * 4, _P, _P, _P, _I],
 }
+CHUNK_SIGNATURE = [_P, _I, _I, _P, *[_I] * 5, _P, *[_I] * 5, _F, _P]
 
 
 class CpuKernels:
-    """The library's functions for one dtype. Tensors are on the CPU; see load_kernels."""
+    """The library's functions for one dtype. Tensors are on the CPU; see load_kernels.
+
+    can_multiply: whether this CPU multiplies the dtype itself, so that there are linear layers and attention of
+    chunks for it, too
+    """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
         self._dtype = dtype
@@ -46,11 +51,10 @@ class CpuKernels:
             call.argtypes, call.restype = arguments, None
             self._calls[name] = call
         self._library = library
-
-    @property
-    def can_multiply(self) -> bool:
-        """Whether there are products for this dtype on this CPU: linear and gated_linear."""
-        return self._dtype == torch.bfloat16 and can_multiply(self._library)
+        self.can_multiply = dtype == torch.bfloat16 and can_multiply(library)
+        if self.can_multiply:
+            self._chunk_attention = library.chunk_attention_bf16
+            self._chunk_attention.argtypes, self._chunk_attention.restype = CHUNK_SIGNATURE, None
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return PackedLinear(self._library, weight, bias)
@@ -91,6 +95,40 @@ class CpuKernels:
             block_ids.shape[0] // num_rows,
             contexts.data_ptr(),
             num_rows,
+            num_kv_heads,
+            num_heads // num_kv_heads,
+            head_dim,
+            scale,
+            out.data_ptr(),
+        )
+
+    def can_attend_chunks(self, layer_kv: Tensor) -> bool:
+        """Whether paged_chunk_attention takes this pool."""
+        return self.can_multiply and layer_kv.shape[-1] % PANEL == 0 and self.can_decode(layer_kv)
+
+    def paged_chunk_attention(
+        self, q: Tensor, layer_kv: Tensor, block_ids: Tensor, context: int, scale: float, out: Tensor
+    ) -> None:
+        """Causal attention of a chunk over its request's blocks, read where they lie.
+
+        q          [chunk, num_heads, head_dim], the last positions of `context`; its last dim dense
+        layer_kv   [num_blocks, num_kv_heads, kv(2), block_size, head_dim], can_attend_chunks of it is true
+        block_ids  [blocks of the context] int64; no slot from `context` on is read
+        out        [chunk, num_heads, head_dim], dense, written
+
+        Scores stay in fp32, where the reference rounds them to bf16.
+        """
+        num_queries, num_heads, head_dim = q.shape
+        num_kv_heads, block_size = layer_kv.shape[1], layer_kv.shape[3]
+        self._chunk_attention(
+            q.data_ptr(),
+            *q.stride()[:2],
+            layer_kv.data_ptr(),
+            *layer_kv.stride()[:4],
+            block_size,
+            block_ids.data_ptr(),
+            context,
+            num_queries,
             num_kv_heads,
             num_heads // num_kv_heads,
             head_dim,

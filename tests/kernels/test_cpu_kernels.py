@@ -156,3 +156,76 @@ def test_a_chunk_with_the_fused_softmax_agrees_with_the_reference(kernels, dtype
     kernels.chunk_attention(q, k, v, causal, 0.125, out)
     reference.chunk_attention(q, k, v, causal, 0.125, expected)
     torch.testing.assert_close(out, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.fixture
+def multiplying() -> CpuKernels:
+    torch.manual_seed(1)
+    kernels = CpuKernels(load_library(), torch.bfloat16)
+    if not kernels.can_multiply:
+        pytest.skip("this CPU does not multiply bf16 itself")
+    return kernels
+
+
+def attend_chunk(kernels: CpuKernels, q: torch.Tensor, layer_kv: torch.Tensor, table: list[int], context: int):
+    out = torch.full_like(q, NAN, memory_format=torch.contiguous_format)
+    kernels.paged_chunk_attention(q, layer_kv, torch.tensor(table), context, q.shape[-1] ** -0.5, out)
+    return out
+
+
+def attend_exactly(q: torch.Tensor, layer_kv: torch.Tensor, table: list[int], context: int) -> torch.Tensor:
+    """In float64 from the same bf16 numbers."""
+    chunk, num_heads, head_dim = q.shape
+    k, v = reference.gather_kv(layer_kv, torch.tensor(table))[:, :, :context].double()
+    group = num_heads // k.shape[0]
+    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    seen = torch.ones(chunk, context, dtype=torch.bool).tril(context - chunk)
+    scores = q.double().transpose(0, 1) @ k.transpose(1, 2) * head_dim**-0.5
+    return (scores.masked_fill(~seen, -math.inf).softmax(-1) @ v).transpose(0, 1)
+
+
+@pytest.mark.parametrize("block_size", [8, 32, 48])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (7, 96), (8, 32), (2, 256)])
+@pytest.mark.parametrize(
+    ("start", "chunk"), [(0, 1), (0, 31), (0, 32), (0, 33), (0, 300), (1, 15), (31, 2), (32, 16), (45, 100), (300, 9)]
+)
+def test_a_chunk_reads_its_blocks_where_they_lie(multiplying, start, chunk, group, head_dim, block_size):
+    context, num_kv_heads = start + chunk, 2
+    num_blocks = -(-context // block_size)
+    layer_kv = make_layer(torch.bfloat16, num_blocks + 1, num_kv_heads, block_size, head_dim)
+    table = (torch.randperm(num_blocks) + 1).tolist()
+    fill(layer_kv, table, context)
+    q = torch.randn(chunk, num_kv_heads * (group + 2), head_dim).bfloat16()[:, : num_kv_heads * group]
+    assert multiplying.can_attend_chunks(layer_kv)
+    out = attend_chunk(multiplying, q, layer_kv, table, context)
+    # The weights are rounded to bf16 once (2^-9), the output again.
+    torch.testing.assert_close(
+        out.double(), attend_exactly(q, layer_kv, table, context), atol=1e-2, rtol=2**-7, check_dtype=False
+    )
+
+
+def test_a_chunk_follows_scores_that_grow_and_scores_that_fall(multiplying):
+    layer_kv = make_layer(torch.bfloat16, 4, 1, 32, 64)
+    q = torch.randn(128, 2, 64).bfloat16()
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
+        fill(layer_kv, [0, 1, 2, 3], 128)
+        for block in range(4):
+            layer_kv[block, :, 0] = q[5, 0] * float(order[block] * 3)
+        out = attend_chunk(multiplying, q, layer_kv, [0, 1, 2, 3], 128)
+        expected = attend_exactly(q, layer_kv, [0, 1, 2, 3], 128)
+        torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=2**-6, check_dtype=False)
+
+
+def test_a_query_has_the_same_result_in_every_chunk(multiplying):
+    layer_kv = make_layer(torch.bfloat16, 10, 2, 32, 64)
+    fill(layer_kv, list(range(10)), 320)
+    q = torch.randn(320, 6, 64).bfloat16()
+    whole = attend_chunk(multiplying, q, layer_kv, list(range(10)), 320)
+    for first, last in ((0, 1), (0, 77), (31, 33), (100, 301), (319, 320)):
+        part = attend_chunk(multiplying, q[first:last], layer_kv, list(range(10)), last)
+        assert torch.equal(part, whole[first:last])
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(80, torch.bfloat16), (16, torch.bfloat16), (64, torch.float32)])
+def test_a_chunk_over_a_pool_of_another_shape_is_left_to_the_reference(multiplying, head_dim, dtype):
+    assert not multiplying.can_attend_chunks(make_layer(dtype, 1, 1, 32, head_dim))
