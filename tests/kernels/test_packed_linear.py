@@ -1,5 +1,7 @@
 """Products with packed weights against float64 products of the same bf16 numbers, within what rounding may do."""
 
+import ctypes
+import mmap
 import shutil
 
 import pytest
@@ -60,6 +62,41 @@ def guarded(num_rows: int, num_columns: int, dtype: torch.dtype) -> tuple[Tensor
 def assert_nothing_beyond(buffer: Tensor, part: Tensor) -> None:
     assert not part.isnan().any()
     assert int(buffer.isnan().sum()) == buffer.numel() - part.numel()
+
+
+@pytest.mark.parametrize("out_features", OUT_FEATURES)
+@pytest.mark.parametrize("num_rows", [1, 14, 15, 33])
+def test_nothing_is_written_beyond_the_result(library, num_rows: int, out_features: int):
+    x, weight, up = make(num_rows, 70), make(out_features, 70), make(out_features, 70)
+    linear, gated = PackedLinear(library, weight, None), PackedGatedLinear(library, weight, up, None, None)
+    buffer, hidden = guarded(num_rows, out_features, torch.bfloat16)
+    hidden.zero_()
+    linear.add_to(hidden, x)
+    assert_nothing_beyond(buffer, hidden)
+    # The others make their result themselves; it is the same call.
+    for layer, name, dtype, more in [
+        (linear, "linear_bf16", torch.bfloat16, (0,)),
+        (linear, "logits_bf16", torch.float32, ()),
+        (gated, "gated_linear_bf16", torch.bfloat16, ()),
+    ]:
+        buffer, out = guarded(num_rows, out_features, dtype)
+        layer._run(name, x, out, *more)
+        assert_nothing_beyond(buffer, out)
+
+
+@pytest.mark.parametrize("num_rows", [1, 13, 15])
+def test_nothing_is_read_beyond_the_rows(library, num_rows: int):
+    """They end where memory does that nobody may read."""
+    memory = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+    num_values = num_rows * 70
+    before = 3 * mmap.PAGESIZE - 2 * num_values
+    x = torch.frombuffer(memory, dtype=torch.bfloat16, count=num_values, offset=before).view(num_rows, 70)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(x.data_ptr() + 2 * num_values), mmap.PAGESIZE, 0) == 0
+    x.copy_(make(num_rows, 70))
+    weight = make(33, 70)
+    assert_within(PackedLinear(library, weight, None)(x), *product(x, weight))
+    assert PackedGatedLinear(library, weight, weight, None, None)(x).isfinite().all()
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
@@ -186,26 +223,6 @@ def test_what_is_no_number_stays_in_its_row(library, num_rows: int):
         y = call(x)
         assert torch.equal(y[others], call(clean)[others])
         assert y[row].isnan().all()
-
-
-@pytest.mark.parametrize("out_features", OUT_FEATURES)
-@pytest.mark.parametrize("num_rows", [1, 14, 15, 33])
-def test_nothing_is_written_beyond_the_result(library, num_rows: int, out_features: int):
-    x, weight, up = make(num_rows, 70), make(out_features, 70), make(out_features, 70)
-    linear, gated = PackedLinear(library, weight, None), PackedGatedLinear(library, weight, up, None, None)
-    buffer, hidden = guarded(num_rows, out_features, torch.bfloat16)
-    hidden.zero_()
-    linear.add_to(hidden, x)
-    assert_nothing_beyond(buffer, hidden)
-    # The others make their result themselves; it is the same call.
-    for layer, name, dtype, more in [
-        (linear, "linear_bf16", torch.bfloat16, (0,)),
-        (linear, "logits_bf16", torch.float32, ()),
-        (gated, "gated_linear_bf16", torch.bfloat16, ()),
-    ]:
-        buffer, out = guarded(num_rows, out_features, dtype)
-        layer._run(name, x, out, *more)
-        assert_nothing_beyond(buffer, out)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
