@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pdserve.cluster.messages import Decode
+from pdserve.cluster.messages import Decode, FirstToken
 from pdserve.core.ids import NodeId, RequestId
 from pdserve.engine.step import StepPlan
 from tests.in_process import TINY_SPEC, VOCAB, InProcessCluster, Timing, continuation
@@ -138,6 +138,20 @@ def test_a_prompt_computed_where_it_decodes_finds_what_was_handed_off_before():
     assert computed_by(cluster)[second] == "D0"
     computed = sum(plan.num_tokens for _, what, plan in cluster.trace[before:] if what == "D0 step")
     assert computed < 20
+
+
+def test_the_decode_node_reports_the_first_token_and_the_time_it_took_as_a_prefill_node_does():
+    cluster = make_cluster()
+    cluster.submit(make_prompt(900, seed=1), max_tokens=2)
+    start = cluster.now
+    request = cluster.submit(make_prompt(60), max_tokens=4)
+    cluster.run()
+    said = [(when, link, m) for when, link, m in cluster.trace if isinstance(m, FirstToken) and m.request == request]
+    assert [(link, message.first_index) for _, link, message in said] == [("D0>router", 0)]
+    when, _, first = said[0]
+    assert first.prefill_s > 0
+    # All but the two messages' way.
+    assert first.queue_s + first.prefill_s == pytest.approx(when - start, abs=0.001)
 
 
 # ---- room ------------------------------------------------------------------------------------------
