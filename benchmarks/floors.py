@@ -20,8 +20,8 @@ from pdserve.engine.kv_pool import KVPool, buffer_bytes
 from pdserve.engine.linear import Linear
 from pdserve.engine.step import Row, SampleSpec, StepPlan
 
-LINEAR_ROWS = (1, 4, 16, 512)
-DECODE_ROWS = (1, 4, 16)
+LINEAR_ROWS = (1, 4, 16, 64, 512)
+DECODE_ROWS = (1, 4, 8, 16)
 BLOCK_SIZE = 32
 
 
@@ -71,7 +71,7 @@ def gemm_peak(dtype: torch.dtype, seconds: float) -> None:
 
 
 def all_linears(engine: Engine, num_rows: int, seconds: float) -> None:
-    """Every linear of a step once, the head on at most four rows as when few sequences sample."""
+    """Every linear of a step once, the head on at most 16 rows as when few sequences sample."""
     config, dtype = engine.config, getattr(torch, engine.dtype)
     hidden = torch.randn(num_rows, config.hidden_size).to(dtype)
     heads = torch.randn(num_rows, config.num_heads * config.head_dim).to(dtype)
@@ -82,10 +82,9 @@ def all_linears(engine: Engine, num_rows: int, seconds: float) -> None:
         for layer in model.layers:
             layer.qkv(hidden)
             layer.out(heads)
-            layer.gate(hidden)
-            layer.up(hidden)
+            layer.gated(hidden)
             layer.down(inner)
-        model.head(hidden[:16])
+        model.head.logits(hidden[:16])
 
     report(f"all linears, {num_rows} rows", run, seconds)
 
