@@ -19,9 +19,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The router let this node in; leases live for lease_s without its beat."""
+    """The router let this node in; leases live for lease_s without its beat, tpot_s is what clients are promised."""
 
     lease_s: float
+    tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

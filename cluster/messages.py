@@ -99,13 +99,17 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The link stands. The router adds its times, a prefill node the offer of its pool."""
+    """The link stands. The router adds its times, a prefill node the offer of its pool.
+
+    tpot_s: the promised time per output token, which prompts computed beside streams must leave them
+    """
 
     node: NodeId
     pool: PoolOffer | None = None
     heartbeat_s: float = 0.5
     lease_s: float = 5.0
     node_lost_s: float = 3.0
+    tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +162,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Continue prompt + outputs. source: whose blocks to pull, or None to compute everything here.
-
-    tpot_s: the promised time per output token, which prompts computed beside the stream must leave it
-    """
+    """Continue prompt + outputs. source: whose blocks to pull, or None to compute everything here."""
 
     request: RequestId
     attempt: int
@@ -172,7 +173,6 @@ class Decode:
     source: Peer | None
     priority: int = 0
     deadline_s: float | None = None
-    tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class NodeLife:
         message = self._router.accept(envelope, time.monotonic())
         if isinstance(message, Welcome):
             self._beat_s, self._silence_s = message.heartbeat_s, message.node_lost_s
-            self.feed(Joined(message.lease_s))
+            self.feed(Joined(message.lease_s, message.tpot_s))
             self._joined.set()
             log.info("joined the router")
         elif isinstance(message, Refused):

@@ -3,9 +3,8 @@
     no stream and none on its way     the whole token budget of a step
     else                              what fits until the step's time is out, at least MIN_CHUNK tokens
 
-A step's time is out at TPOT_SHARE of the shortest promised time per output token of the requests here;
-without a promise, when it takes STRETCH times as long as the streams alone would. Owns the learned cost of
-steps. Called by DecodeScheduler.
+A step's time is out at TPOT_SHARE of the promised time per output token; without a promise, when it takes
+STRETCH times as long as the streams alone would. Owns the learned cost of steps. Called by DecodeScheduler.
 """
 
 from pdserve.engine.step_cost import StepCost, StepWork
@@ -19,19 +18,20 @@ MIN_CHUNK = 8
 
 
 class ChunkBudget:
-    """max_step_tokens: token budget of a step. cost: what steps take here, learned by the caller."""
+    """max_step_tokens: token budget of a step.
+
+    cost: what steps take here, learned by the caller; tpot_s: the promise, set by the caller once it is known
+    """
 
     def __init__(self, max_step_tokens: int):
         self.cost = StepCost()
+        self.tpot_s: float | None = None
         self._max_step_tokens = max_step_tokens
 
-    def limit_s(self, streams: StepWork, tpot_s: float | None) -> float:
-        """Seconds that a step with these streams and a chunk may take.
-
-        tpot_s: the shortest promise among the requests here, if there is one
-        """
-        if tpot_s is not None:
-            return TPOT_SHARE * tpot_s
+    def limit_s(self, streams: StepWork) -> float:
+        """Seconds that a step with these streams and a chunk may take."""
+        if self.tpot_s is not None:
+            return TPOT_SHARE * self.tpot_s
         # A stream that joins in mid-step waits for all of it, as if it ran in it.
         return STRETCH * self.cost.predict_s(streams if streams.num_tokens else StepWork(num_tokens=1))
 
@@ -42,7 +42,7 @@ class ChunkBudget:
             return most
         return min(most, max(MIN_CHUNK, self.cost.tokens_within(limit_s, streams, start)))
 
-    def token_s(self, streams: StepWork, tpot_s: float | None) -> float:
+    def token_s(self, streams: StepWork) -> float:
         """Seconds that each token of a prompt takes beside these streams; more may join before it is computed."""
-        length = max(1, self.num_tokens(streams, self.limit_s(streams, tpot_s), start=0))
+        length = max(1, self.num_tokens(streams, self.limit_s(streams), start=0))
         return self.cost.predict_s(streams.plus_chunk(0, length)) / length

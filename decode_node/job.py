@@ -26,7 +26,6 @@ class Job:
     """One request here. num_sent: outputs the router has been sent; final_blocks: its largest block table.
 
     prefills_here: nobody has told the router of the prompt's first token yet, so this node will.
-    tpot_s: the promised time per output token.
     """
 
     sequence: Sequence
@@ -35,7 +34,6 @@ class Job:
     num_sent: int
     final_blocks: int
     prefills_here: bool
-    tpot_s: float | None = None
     pull: Pull | None = None
     cancelled: bool = False
     resumed: bool = False
@@ -76,10 +74,6 @@ class Jobs:
     def streams(self) -> list[Job]:
         """Jobs that have one token to run, as every stream has between two steps."""
         return [job for job in self if job.phase is Phase.RUNNING and job.sequence.num_missing == 1]
-
-    def tpot_s(self) -> float | None:
-        """The shortest promise, if there is one."""
-        return min((job.tpot_s for job in self if job.tpot_s is not None), default=None)
 
     @property
     def num_active(self) -> int:

@@ -103,7 +103,7 @@ class DecodeScheduler:
         if isinstance(event, Received):
             actions += self._on_received(event, now)
         elif isinstance(event, Joined):
-            self._lease_s = event.lease_s
+            self._lease_s, self._budget.tpot_s = event.lease_s, event.tpot_s
         elif isinstance(event, StepDone):
             actions += self._on_step_done(event, now)
         elif isinstance(event, CopyDone):
@@ -337,12 +337,12 @@ class DecodeScheduler:
         return StepWork(len(contexts), sum(contexts))
 
     def _token_s(self, streams: StepWork) -> float:
-        return self._budget.token_s(streams, self._jobs.tpot_s())
+        return self._budget.token_s(streams)
 
     def _num_chunk_tokens(self, streams: StepWork, start: int) -> int:
         """Prompt tokens for a step beside `streams`; one whose blocks are on their way may join any time."""
         is_shared = streams.num_tokens > 0 or any(job.phase is Phase.PULLING for job in self._jobs)
-        limit_s = self._budget.limit_s(streams, self._jobs.tpot_s()) if is_shared else None
+        limit_s = self._budget.limit_s(streams) if is_shared else None
         return self._budget.num_tokens(streams, limit_s, start)
 
     def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
@@ -504,5 +504,4 @@ class DecodeScheduler:
             num_sent=sequence.num_outputs,
             final_blocks=final_blocks,
             prefills_here=message.source is None,
-            tpot_s=message.tpot_s,
         )

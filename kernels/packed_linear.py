@@ -95,8 +95,10 @@ class PackedGatedLinear(_Packed):
         self, library: ctypes.CDLL, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None
     ):
         bias = None
-        if gate_bias is not None and up_bias is not None:
-            bias = _interleaved(gate_bias.float(), up_bias.float())
+        if gate_bias is not None or up_bias is not None:
+            none = gate.new_zeros(gate.shape[0])
+            biases = [none if part is None else part for part in (gate_bias, up_bias)]
+            bias = _interleaved(*(part.float() for part in biases))
         super().__init__(library, _pack(_interleaved(gate, up)), bias, gate.shape[0])
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class Dispatcher:
     """max_attempts: tries of a request before it is given up; max_prompts_per_node: see above.
 
     recovery_grace_s: how long queued requests wait for a node that can serve them to come back.
-    ttft_slo_s, tpot_slo_s: the promised times, which nodes order prompts and size their chunks by.
+    ttft_slo_s: the promised time to first token, by which nodes order their prompts.
     cooperative: whether decode nodes compute prompts when their first token comes sooner that way.
     """
 
@@ -105,7 +105,6 @@ class Dispatcher:
         max_prompts_per_node: int = 8,
         recovery_grace_s: float = 60.0,
         ttft_slo_s: float | None = None,
-        tpot_slo_s: float | None = None,
         cooperative: bool = True,
     ):
         self.nodes: dict[NodeId, Node] = {}
@@ -114,7 +113,6 @@ class Dispatcher:
         self._max_prompts = max_prompts_per_node
         self._recovery_grace_s = recovery_grace_s
         self._ttft_slo_s = ttft_slo_s
-        self._tpot_slo_s = tpot_slo_s
         self._cooperative = cooperative
         self._stuck_since: float | None = None
         self._beat = 0
@@ -226,9 +224,9 @@ class Dispatcher:
         if prefill is not None:
             actions.append(Send(prefill.node, Prefill(*common, *urgency)))
         if decode is not None:
-            decode.streams.add(record.request)
+            decode.streams[record.request] = record.final_tokens
             source = prefill.peer if prefill else None
-            actions.append(Send(decode.node, Decode(*common, source, *urgency, self._tpot_slo_s)))
+            actions.append(Send(decode.node, Decode(*common, source, *urgency)))
         return actions
 
     def _deadline_s(self, record: Record, now: float) -> float | None:
@@ -255,7 +253,7 @@ class Dispatcher:
             if node is None:
                 continue
             node.prompts.pop(record.request, None)
-            node.streams.discard(record.request)
+            node.streams.pop(record.request, None)
             actions.append(Send(name, Cancel(record.request, record.attempt)))
         return actions
 

@@ -13,8 +13,9 @@ from pdserve.router.record import Plan, Record
 
 @dataclass(slots=True)
 class Node:
-    """What is known of one node; `prompts` and `streams` are the requests it was given.
+    """What is known of one node; `prompts` and `streams` are the requests it was given, with their tokens.
 
+    The tokens of a stream are those it may grow to.
     links: prefill nodes that a decode node says it is linked to. doubted: those it has failed with since then.
     """
 
@@ -26,7 +27,7 @@ class Node:
     doubted: set[NodeId] = field(default_factory=set)
     gauges: Gauges | None = None
     prompts: dict[RequestId, int] = field(default_factory=dict)
-    streams: set[RequestId] = field(default_factory=set)
+    streams: dict[RequestId, int] = field(default_factory=dict)
 
     def fits(self, num_tokens: int) -> bool:
         return num_tokens <= self.capacity.num_blocks * self.capacity.block_size
@@ -38,11 +39,11 @@ class Node:
 
     @property
     def room(self) -> int:
-        """Tokens that its pool could still take at its last beat."""
-        gauges = self.gauges
-        if gauges is None or len(self.streams) >= self.capacity.max_running:
+        """Tokens that its pool could still take if every stream grows to the end; 0 before its first beat."""
+        if self.gauges is None or len(self.streams) >= self.capacity.max_running:
             return 0
-        return (gauges.num_free + gauges.num_cached - gauges.num_reserved) * self.capacity.block_size
+        size = self.capacity.block_size
+        return (self.capacity.num_blocks - sum(-(-tokens // size) for tokens in self.streams.values())) * size
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds until it would have computed a prompt that is given to it now; 0 until its first beat."""
@@ -91,7 +92,7 @@ def pick(record: Record, nodes: Collection[Node], max_prompts: float, cooperativ
 def _places(record: Record, nodes: Collection[Node], max_prompts: float, cooperative: bool) -> Iterator[Place]:
     """Every place. Where no prefill node could ever hold the prompt, as it may be once outputs have made it
     longer, decode nodes compute it."""
-    final_tokens = len(record.prompt) + record.params.max_tokens - 1
+    final_tokens = record.final_tokens
     fitting = [node for node in nodes if node.fits(record.num_tokens)]
     open_ = [node for node in fitting if len(node.prompts) < max_prompts]
     prefills = [node for node in open_ if node.role is Role.PREFILL]

@@ -71,6 +71,11 @@ class Record:
         return len(self.prompt) + len(self.outputs)
 
     @property
+    def final_tokens(self) -> int:
+        """Tokens whose KV there will be at the end: the last one drawn is never run."""
+        return len(self.prompt) + self.params.max_tokens - 1
+
+    @property
     def num_left(self) -> int:
         """Tokens that may still be drawn."""
         return self.params.max_tokens - len(self.outputs)

@@ -92,13 +92,13 @@ class RouterService:
         self.metrics = RouterMetrics()
         self._control = control
         self._admission = admission
+        self._slo = slo
         self._facts = facts
         self._max_model_len = max_model_len
         self._dispatcher = Dispatcher(
             admission.recovery_attempts,
             recovery_grace_s=admission.recovery_grace_s,
             ttft_slo_s=slo.ttft_s,
-            tpot_slo_s=slo.tpot_s,
             cooperative=admission.cooperative_prefill == "on",
         )
         self._streams: dict[RequestId, TokenStream] = {}
@@ -246,7 +246,7 @@ class RouterService:
 
     def _welcome(self) -> Welcome:
         control = self._control
-        return Welcome(ROUTER, None, control.heartbeat_s, control.lease_s, control.node_lost_s)
+        return Welcome(ROUTER, None, control.heartbeat_s, control.lease_s, control.node_lost_s, self._slo.tpot_s)
 
     # ---- the machine -----------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pdserve.cluster.events import LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.attempts import DEFAULT_LEASE_S
+from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.memory import MemoryHub
 from pdserve.cluster.messages import Capacity, Role, Send
 from pdserve.core.block_hash import BlockHasher
@@ -146,13 +147,14 @@ class InProcessCluster:
         self.timing = timing or Timing()
         self.hasher = BlockHasher(b"f" * 32, spec.block_size)
         self.spec = spec
-        self.dispatcher = Dispatcher(max_attempts, tpot_slo_s=tpot_slo_s, cooperative=cooperative)
+        self.dispatcher = Dispatcher(max_attempts, cooperative=cooperative)
         self.nodes: dict[NodeId, SimNode] = {}
         self.outcomes: dict[RequestId, Outcome] = {}
         self.trace: list[tuple[float, str, object]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._router_is_alive = True
+        self._tpot_slo_s = tpot_slo_s
         role = Role.DECODE if num_prefill else Role.BOTH
         options = (num_blocks, max_step_tokens, max_running, policy, make_engine)
         self._start_prefill = lambda name: self._start(name, Role.PREFILL, *options)
@@ -257,6 +259,7 @@ class InProcessCluster:
         capacity = Capacity(num_blocks, self.spec.block_size, 100_000, max_running)
         joined = NodeJoined(name, role, Epoch(1, 1), capacity, f"mem://{name}", self.hasher)
         self._route(self.dispatcher.handle(joined, self.now))
+        self._feed(name, Joined(DEFAULT_LEASE_S, self._tpot_slo_s))
 
     def _beat(self) -> None:
         for name, node in self.nodes.items():

@@ -39,7 +39,7 @@ def join(dispatcher: Dispatcher, name: str, role: Role, num_blocks: int = 100, e
 
 
 def make_dispatcher(*prefills: str, decodes: tuple[str, ...] = ("D0",), **options: float) -> Dispatcher:
-    dispatcher = Dispatcher(**options)  # type: ignore[arg-type]
+    dispatcher = Dispatcher(**{"cooperative": False, **options})  # type: ignore[arg-type]
     for name in prefills:
         join(dispatcher, name, Role.PREFILL)
     for name in decodes:

@@ -19,15 +19,12 @@ def make_node(
     prompts: tuple[int, ...] = (),
     num_streams: int = 0,
     num_blocks: int = 100,
-    num_free: int | None = None,
     links: tuple[str, ...] = (),
     doubted: tuple[str, ...] = (),
     max_running: int = 16,
 ) -> Node:
-    """token_s None: it has not had its first beat. prompts: lengths of those it was given; num_free: all, if None."""
-    gauges = None
-    if token_s is not None:
-        gauges = Gauges(num_blocks if num_free is None else num_free, 0, 0, 0, 0, 0, 0, 0, 0, 0, token_s)
+    """token_s None: it has not had its first beat. prompts: lengths of those it was given; a stream takes a block."""
+    gauges = None if token_s is None else Gauges(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, token_s)
     return Node(
         NodeId(name),
         role,
@@ -37,7 +34,7 @@ def make_node(
         doubted={NodeId(node) for node in doubted},
         gauges=gauges,
         prompts={new_request_id(): length for length in prompts},
-        streams={RequestId(bytes([i]) * 16) for i in range(num_streams)},
+        streams={RequestId(bytes([i]) * 16): BLOCK - 1 for i in range(num_streams)},
     )
 
 
@@ -87,14 +84,14 @@ def test_no_node_is_no_place():
 
 
 def test_the_prompt_goes_where_less_is_to_be_computed_before_it_has_been():
-    nodes = prefill("P0", prompts=(200,)), prefill("P1", prompts=(30, 30)), decode("D0", num_free=0)
+    nodes = prefill("P0", prompts=(200,)), prefill("P1", prompts=(30, 30)), decode("D0", max_running=0)
     assert picked(*nodes) == ("P1", "D0")
 
 
 def test_a_faster_node_with_a_longer_line_is_chosen_when_it_is_through_sooner():
     p0, p1 = prefill("P0", token_s=0.004), prefill("P1", token_s=0.001, prompts=(100,))
-    assert picked(p0, p1, decode("D0", num_free=0)) == ("P1", "D0")
-    assert picked(p0, p1, decode("D0", num_free=0), record=make_record(30)) == ("P0", "D0")
+    assert picked(p0, p1, decode("D0", max_running=0)) == ("P1", "D0")
+    assert picked(p0, p1, decode("D0", max_running=0), record=make_record(30)) == ("P0", "D0")
 
 
 def test_a_decode_node_computes_the_prompt_when_the_line_elsewhere_takes_longer():
@@ -137,10 +134,10 @@ def test_before_their_first_beat_nodes_are_told_apart_by_their_lines():
 # ---- what a decode node has room for ---------------------------------------------------------------
 
 
-def test_room_is_what_is_free_or_cached_and_promised_to_nobody():
+def test_room_is_what_the_streams_leave_when_each_has_grown_to_its_end():
     node = decode("D0")
-    node.gauges = Gauges(10, 7, 0, 0, 5, 0, 0, 0, 0, 0, 0.001)
-    assert node.room == (10 + 7 - 5) * BLOCK
+    node.streams = {new_request_id(): 3 * BLOCK, new_request_id(): BLOCK + 1}
+    assert node.room == (100 - 3 - 2) * BLOCK
 
 
 def test_a_node_has_no_room_before_its_first_beat_or_with_all_the_streams_it_may_run():
@@ -152,17 +149,17 @@ def test_a_node_has_no_room_before_its_first_beat_or_with_all_the_streams_it_may
 def test_a_decode_node_computes_only_what_it_has_room_for_to_the_last_token():
     """40 + 9 - 1 tokens are 12 blocks: the last token drawn needs no slot."""
     record, p0 = make_record(40, max_tokens=9), prefill("P0", prompts=(1000,))
-    assert picked(p0, decode("D0", num_free=12), record=record) == (None, "D0")
-    assert picked(p0, decode("D0", num_free=11), record=record) == ("P0", "D0")
+    assert picked(p0, decode("D0", num_streams=2, num_blocks=14), record=record) == (None, "D0")
+    assert picked(p0, decode("D0", num_streams=2, num_blocks=13), record=record) == ("P0", "D0")
 
 
 def test_outputs_so_far_are_part_of_what_there_must_be_room_for_and_not_counted_twice():
     record, p0 = make_record(40, max_tokens=9, num_outputs=5), prefill("P0", prompts=(1000,))
-    assert picked(p0, decode("D0", num_free=12), record=record) == (None, "D0")
+    assert picked(p0, decode("D0", num_streams=2, num_blocks=14), record=record) == (None, "D0")
 
 
 def test_a_full_decode_node_is_still_given_streams_to_wait_for_their_blocks():
-    assert picked(prefill("P0"), decode("D0", num_free=0)) == ("P0", "D0")
+    assert picked(prefill("P0"), decode("D0", max_running=0)) == ("P0", "D0")
 
 
 def test_a_request_longer_than_a_decode_node_can_ever_hold_goes_past_it():
@@ -175,7 +172,7 @@ def test_a_request_longer_than_a_decode_node_can_ever_hold_goes_past_it():
 
 
 def test_a_prefill_node_with_all_the_prompts_it_may_have_is_passed_over():
-    nodes = prefill("P0", token_s=0.0001, prompts=(1, 1)), prefill("P1", prompts=(50,)), decode("D0", num_free=0)
+    nodes = prefill("P0", token_s=0.0001, prompts=(1, 1)), prefill("P1", prompts=(50,)), decode("D0", max_running=0)
     assert picked(*nodes, max_prompts=2) == ("P1", "D0")
     assert picked(*nodes, max_prompts=3) == ("P0", "D0")
     assert picked(*nodes, max_prompts=1) is None
@@ -196,14 +193,17 @@ def test_a_decode_node_with_all_its_prompts_still_takes_what_others_compute():
 
 
 def test_a_pair_needs_a_link():
-    assert picked(prefill("P0"), decode("D0", num_free=0, links=())) is None
-    assert picked(prefill("P0"), prefill("P1", prompts=(90,)), decode("D0", num_free=0, links=("P1",))) == ("P1", "D0")
+    assert picked(prefill("P0"), decode("D0", max_running=0, links=())) is None
+    assert picked(prefill("P0"), prefill("P1", prompts=(90,)), decode("D0", max_running=0, links=("P1",))) == (
+        "P1",
+        "D0",
+    )
 
 
 def test_a_link_that_a_request_failed_over_is_not_used_until_it_is_confirmed():
-    d0 = decode("D0", num_free=0, doubted=("P0",))
+    d0 = decode("D0", max_running=0, doubted=("P0",))
     assert picked(prefill("P0"), d0) is None
-    assert picked(prefill("P0"), d0, decode("D1", num_free=0, num_streams=9)) == ("P0", "D1")
+    assert picked(prefill("P0"), d0, decode("D1", max_running=9, num_streams=9)) == ("P0", "D1")
 
 
 def test_a_decode_node_needs_no_link_to_compute_a_prompt():
@@ -233,7 +233,7 @@ def test_a_decode_node_computes_a_request_for_one_token_when_no_prefill_node_is_
 
 
 def test_a_node_of_both_roles_computes_prompts_with_or_without_room_and_cooperation():
-    both = make_node("B0", Role.BOTH, num_free=0)
+    both = make_node("B0", Role.BOTH, max_running=0)
     assert picked(both) == picked(both, cooperative=False) == (None, "B0")
 
 
@@ -248,13 +248,13 @@ def test_a_prompt_that_no_prefill_node_could_hold_is_computed_by_decode_nodes():
     record = make_record(40, max_tokens=200, num_outputs=100)
     small, large = prefill("P0", num_blocks=34), prefill("P0", num_blocks=35)
     for cooperative in (True, False):
-        d0 = decode("D0", num_free=0)
+        d0 = decode("D0", max_running=0)
         assert picked(small, d0, record=record, cooperative=cooperative) == (None, "D0")
         assert picked(large, d0, record=record, cooperative=cooperative) == ("P0", "D0")
 
 
 def test_a_prefill_node_that_is_only_full_does_not_make_decode_nodes_without_room_compute():
-    assert picked(prefill("P0", prompts=(1,)), decode("D0", num_free=0), max_prompts=1) is None
+    assert picked(prefill("P0", prompts=(1,)), decode("D0", max_running=0), max_prompts=1) is None
 
 
 # ---- without cooperation ---------------------------------------------------------------------------
