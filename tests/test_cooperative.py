@@ -238,7 +238,7 @@ def test_a_node_that_dies_meanwhile_costs_no_token(victim: str, num_prefill: int
 
 def test_a_prompt_that_is_cancelled_in_the_middle_leaves_nothing_and_changes_no_other():
     cluster = make_cluster(tpot_slo_s=TPOT_S)
-    busy, stream, gone = make_prompt(990, seed=1), make_prompt(40, seed=2), make_prompt(200, seed=3)
+    busy, stream, gone = make_prompt(600, seed=1), make_prompt(40, seed=2), make_prompt(200, seed=3)
     streaming = cluster.submit(stream, max_tokens=60)
     cluster.run(until=lambda: len(cluster.outcomes[streaming].tokens) > 5)
     waiting, cancelled = cluster.submit(busy, max_tokens=2), cluster.submit(gone, max_tokens=4)
