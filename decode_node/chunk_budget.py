@@ -23,8 +23,8 @@ class ChunkBudget:
     cost: what steps take here, learned by the caller; tpot_s: the promise, set by the caller once it is known
     """
 
-    def __init__(self, max_step_tokens: int):
-        self.cost = StepCost()
+    def __init__(self, max_step_tokens: int, cost: StepCost):
+        self.cost = cost
         self.tpot_s: float | None = None
         self._max_step_tokens = max_step_tokens
 

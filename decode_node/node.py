@@ -15,6 +15,7 @@ from pdserve.cluster.node_life import ROUTER, NodeLife
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.errors import LayoutError
 from pdserve.core.ids import Epoch, NodeId
+from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_pool import KVPool, PoolView
@@ -96,7 +97,7 @@ class DecodeNode:
             ROUTER,
             BlockPool(pool.num_blocks, pool.view.generations),
             BlockHasher(parts.facts.kv_fingerprint, pool.spec.block_size),
-            config.steps.max_step_tokens,
+            ChunkBudget(config.steps.max_step_tokens, parts.cost),
             config.steps.max_running,
             pool.spec.payload_bytes,
             Policy(config.steps.prefill_policy),

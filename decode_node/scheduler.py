@@ -57,14 +57,14 @@ Event = Joined | Received | LinkUp | LinkLost | StepDone | CopyDone | Tick
 
 
 class DecodeScheduler:
-    """router: where tokens go. max_step_tokens: token budget of a step; max_running: largest batch."""
+    """router: where tokens go. budget: tokens of a step; max_running: largest batch."""
 
     def __init__(
         self,
         router: NodeId,
         pool: BlockPool,
         hasher: BlockHasher,
-        max_step_tokens: int,
+        budget: ChunkBudget,
         max_running: int,
         block_bytes: int,
         policy: planner.Policy = planner.Policy.FCFS,
@@ -75,7 +75,7 @@ class DecodeScheduler:
         self.num_unexpected = 0
         self._router = router
         self._hasher = hasher
-        self._budget = ChunkBudget(max_step_tokens)
+        self._budget = budget
         self._policy = policy
         self._lease_s = DEFAULT_LEASE_S
         self._block_bytes = block_bytes

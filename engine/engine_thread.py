@@ -7,10 +7,12 @@ gap between tokens was 147 ms instead of 43). Nothing else is shared with the lo
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from pdserve.engine.engine import Engine
 from pdserve.engine.step import StepPlan, StepResult
+
+T = TypeVar("T")
 
 
 class EngineThread:
@@ -23,6 +25,10 @@ class EngineThread:
         except BaseException:
             self.close()
             raise
+
+    def call(self, what: Callable[[Engine], T]) -> T:
+        """Call `what` in the thread and wait for its result; for the start, before there is a loop."""
+        return self._thread.submit(what, self.engine).result()
 
     def run(
         self,

@@ -20,6 +20,8 @@ from pdserve.core.kv_spec import KVSpec
 from pdserve.engine.engine import Engine
 from pdserve.engine.engine_thread import EngineThread
 from pdserve.engine.kv_pool import KVPool, buffer_bytes, data_offset
+from pdserve.engine.step_cost import StepCost
+from pdserve.engine.warm_up import warm_up
 from pdserve.kvtransfer.shm import PoolMemory
 
 log = logging.getLogger(__name__)
@@ -29,11 +31,14 @@ MIB = 1 << 20
 
 @dataclass(slots=True)
 class NodeParts:
+    """cost: what steps take here, learned by warming up."""
+
     thread: EngineThread
     memory: PoolMemory
     pool: KVPool
     facts: Facts
     capacity: Capacity
+    cost: StepCost
 
     def close(self) -> None:
         """Wait for the step in flight, then unmap the pool; no copy may be in flight."""
@@ -70,6 +75,8 @@ def load_node_parts(name: str, serving: NodeServing, memory: Memory, compute: Co
     facts = _facts(model_dir, engine, spec)
     capacity = Capacity(num_blocks, spec.block_size, engine.max_model_len, max_running)
     phases.end("digests")
+    cost = thread.call(lambda engine: warm_up(engine, pool))
+    phases.end("warm up")
     num_tokens = num_blocks * spec.block_size
     log.info(
         "pdserve %s, model %s, %s on %s", metadata.version("pdserve"), model_dir.name, engine.dtype, serving.device
@@ -85,7 +92,7 @@ def load_node_parts(name: str, serving: NodeServing, memory: Memory, compute: Co
         engine.max_model_len,
     )
     log.info("started in %s", phases.summary())
-    return NodeParts(thread, pool_memory, pool, facts, capacity)
+    return NodeParts(thread, pool_memory, pool, facts, capacity, cost)
 
 
 class PhaseLog:

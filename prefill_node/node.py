@@ -26,6 +26,7 @@ async def serve(config: PrefillConfig, parts: NodeParts, stop: asyncio.Event) ->
         BlockPool(parts.pool.num_blocks, parts.pool.view.generations),
         parts.pool.spec.block_size,
         config.steps.max_step_tokens,
+        parts.cost,
         Policy(config.steps.prefill_policy),
     )
     hello = Hello(NodeId(config.name), Role.PREFILL, parts.facts, parts.capacity)

@@ -67,7 +67,10 @@ class Prompt:
 
 
 class PrefillScheduler:
-    """router: where FirstToken and Failed go. max_step_tokens: the chunk budget of one step."""
+    """router: where FirstToken and Failed go. max_step_tokens: the chunk budget of one step.
+
+    cost: what steps take here; goes on learning
+    """
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class PrefillScheduler:
         pool: BlockPool,
         block_size: int,
         max_step_tokens: int,
+        cost: StepCost,
         policy: planner.Policy = planner.Policy.FCFS,
     ):
         self.pool = pool
@@ -85,7 +89,7 @@ class PrefillScheduler:
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._policy = policy
-        self._cost = StepCost()
+        self._cost = cost
         self._prompts: dict[RequestId, Prompt] = {}
         self._by_key: dict[int, Prompt] = {}
         self._queue: list[Prompt] = []

@@ -21,11 +21,13 @@ from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.kv_spec import KVSpec
 from pdserve.core.sampling import SamplingParams
+from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_pool import KVPool, buffer_bytes
 from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone, StepPlan, StepResult
+from pdserve.engine.step_cost import StepCost
 from pdserve.kvtransfer.checksum import block_checksum
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
 from pdserve.kvtransfer.shm import copy_and_verify
@@ -250,10 +252,16 @@ class InProcessCluster:
         blocks = BlockPool(num_blocks, kv_pool.view.generations)
         machine: PrefillScheduler | DecodeScheduler
         if role is Role.PREFILL:
-            machine = PrefillScheduler(ROUTER, blocks, self.spec.block_size, max_step_tokens, policy)
+            machine = PrefillScheduler(ROUTER, blocks, self.spec.block_size, max_step_tokens, StepCost(), policy)
         else:
             machine = DecodeScheduler(
-                ROUTER, blocks, self.hasher, max_step_tokens, max_running, self.spec.payload_bytes, policy
+                ROUTER,
+                blocks,
+                self.hasher,
+                ChunkBudget(max_step_tokens, StepCost()),
+                max_running,
+                self.spec.payload_bytes,
+                policy,
             )
         self.nodes[name] = SimNode(name, machine, kv_pool, make_engine(kv_pool))
         capacity = Capacity(num_blocks, self.spec.block_size, 100_000, max_running)

@@ -3,7 +3,7 @@
 import pytest
 
 from pdserve.decode_node.chunk_budget import MIN_CHUNK, STRETCH, TPOT_SHARE, ChunkBudget
-from pdserve.engine.step_cost import StepWork
+from pdserve.engine.step_cost import StepCost, StepWork
 
 STEP_S, TOKEN_S = 0.02, 0.0012
 TWO_STREAMS = StepWork(num_tokens=2, num_context=200)
@@ -11,7 +11,7 @@ TWO_STREAMS = StepWork(num_tokens=2, num_context=200)
 
 def make_budget(tpot_s: float | None = None, max_step_tokens: int = 512, num_learned: int = 60) -> ChunkBudget:
     """A node whose steps take STEP_S and TOKEN_S for each token, and that has seen some of every size."""
-    budget = ChunkBudget(max_step_tokens)
+    budget = ChunkBudget(max_step_tokens, StepCost())
     budget.tpot_s = tpot_s
     for i in range(num_learned):
         work = StepWork(1, 100) if i % 2 else StepWork().plus_chunk(0, 8 + 7 * i)

@@ -5,15 +5,19 @@ from pdserve.cluster.messages import NO_BEAT, Decode, Failed, Held, Peer, Send, 
 from pdserve.core.block_hash import BlockHasher, pack_token_ids
 from pdserve.core.ids import Epoch, NodeId, new_request_id
 from pdserve.core.sampling import SamplingParams
+from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.step_cost import StepCost
 
 ROUTER, P0, P1 = NodeId("router"), NodeId("P0"), NodeId("P1")
 HASHER = BlockHasher(b"fingerprint", 32)
 
 
 def make_scheduler() -> DecodeScheduler:
-    return DecodeScheduler(ROUTER, BlockPool(8), HASHER, max_step_tokens=64, max_running=8, block_bytes=4096)
+    return DecodeScheduler(
+        ROUTER, BlockPool(8), HASHER, budget=ChunkBudget(64, StepCost()), max_running=8, block_bytes=4096
+    )
 
 
 def make_decode(source: NodeId) -> Decode:
