@@ -75,7 +75,7 @@ def pick(record: Record, nodes: Collection[Node], max_prompts: float, cooperativ
     """Where the request has its first token soonest, or None when no node has a place for it.
 
     max_prompts  a node that has this many prompts is given no more
-    cooperative  whether decode nodes compute prompts when that is sooner
+    cooperative  whether decode nodes compute prompts when that is sooner than to wait in a prefill node's line
     """
     places = list(_places(record, nodes, max_prompts, cooperative))
 
@@ -99,13 +99,13 @@ def _places(record: Record, nodes: Collection[Node], max_prompts: float, coopera
     if record.num_left == 1 and prefills:
         yield from (Place(prefill, None) for prefill in prefills)
         return
+    decoders = [node for node in fitting if node.role is not Role.PREFILL and node.fits(final_tokens)]
+    splits = [Place(p, d) for d in decoders for p in prefills if p.node in d.links and p.node not in d.doubted]
+    yield from splits
     no_prefill_node = all(node.role is not Role.PREFILL for node in fitting)
-    for decode in fitting:
-        if decode.role is Role.PREFILL or not decode.fits(final_tokens):
-            continue
-        lends = no_prefill_node or (cooperative and decode.room >= final_tokens)
+    # However soon a decode node expects to be done: what an idle prefill node computes costs no stream anything.
+    lend = cooperative and all(place.computing.prompts for place in splits)
+    for decode in decoders:
+        lends = no_prefill_node or (lend and decode.room >= final_tokens)
         if len(decode.prompts) < max_prompts and (decode.role is Role.BOTH or lends):
             yield Place(None, decode)
-        for prefill in prefills:
-            if prefill.node in decode.links and prefill.node not in decode.doubted:
-                yield Place(prefill, decode)

@@ -271,3 +271,8 @@ def test_a_pick_changes_no_node():
     before = [repr(node) for node in nodes]
     assert pick(make_record(), nodes, 8, True) is not None
     assert [repr(node) for node in nodes] == before
+
+
+def test_an_idle_prefill_node_computes_however_soon_a_decode_node_would():
+    assert picked(prefill("P0", token_s=1.0), decode("D0", token_s=0.001)) == ("P0", "D0")
+    assert picked(prefill("P0", token_s=1.0, prompts=(1,)), decode("D0", token_s=0.001)) == (None, "D0")
