@@ -3,6 +3,8 @@
     frame   = [version, type name, sender start_ns, sender nonce, addressee start_ns, addressee nonce, fields]
     fields  = one array item per dataclass field, in the order of declaration; nested dataclasses alike
 
+Payloads are no field: they are the frames behind this one, as many as the message has entries.
+
 The schema is derived once from the annotations in messages.py. Decoding trusts nothing: a version, type,
 field count, type, range or size that is not exactly ours raises CodecError and never anything else.
 Encoding trusts our own code for ranges; what it lets through, the peer's decode names. Used by the
@@ -13,14 +15,14 @@ import math
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, NoReturn
 
 import msgpack
 
-from pdserve.cluster.messages import PROTOCOL_VERSION, Message
+from pdserve.cluster.messages import PROTOCOL_VERSION, Blocks, Message, Payloads
 from pdserve.core.errors import CodecError
 from pdserve.core.ids import BlockHash, Epoch, RequestId
 
@@ -85,8 +87,16 @@ def encode(message: Message, sender: Epoch, addressee: Epoch) -> bytes:
     return data
 
 
-def decode(data: bytes) -> Envelope:
-    """The message of a frame, every field checked; raises CodecError saying what was wrong."""
+def payloads_of(message: Message) -> Payloads:
+    """The frames that go behind a message's own."""
+    return message.payloads if type(message) is Blocks else ()
+
+
+def decode(data: bytes, payloads: Payloads = ()) -> Envelope:
+    """The message of a frame, every field checked, with the frames behind it; raises CodecError saying what was wrong.
+
+    What is in the payloads is not looked at.
+    """
     if len(data) > MAX_FRAME_BYTES:
         raise CodecError(f"frame of {len(data)} bytes is over the limit of {MAX_FRAME_BYTES}")
     try:
@@ -117,7 +127,13 @@ def decode(data: bytes) -> Envelope:
         raise CodecError(f"unknown message type {name[:64]!r}" if type(name) is str else "message type is no string")
     sender = _EPOCH_CHECK(frame[2:4])
     addressee = _EPOCH_CHECK(frame[4:6])
-    return Envelope(sender, addressee, check(frame[6]))
+    message = check(frame[6])
+    expected = len(message.entries) if type(message) is Blocks else 0
+    if len(payloads) != expected:
+        raise CodecError(f"{name} with {len(payloads)} frames behind it, expected {expected}")
+    if payloads:
+        message = replace(message, payloads=payloads)
+    return Envelope(sender, addressee, message)
 
 
 def _flatten(union: Any) -> tuple[type, ...]:
@@ -137,8 +153,13 @@ def _to_fields(value: Any) -> Any:
     return getter(value)
 
 
+def _wire_fields(cls: type) -> list[str]:
+    hints = typing.get_type_hints(cls)
+    return [field.name for field in fields(cls) if hints[field.name] != Payloads]
+
+
 def _register_getter(cls: type) -> None:
-    names = [field.name for field in fields(cls)]
+    names = _wire_fields(cls)
     if len(names) == 1:
         (name,) = names
         _GETTERS[cls] = lambda value: (getattr(value, name),)
@@ -300,7 +321,8 @@ def _dataclass_check(where: str, cls: type) -> Check:
         raise TypeError(f"{where}: {cls.__name__} needs slots and no __post_init__ to be made from the wire")
     _register_getter(cls)
     hints = typing.get_type_hints(cls)
-    names = [field.name for field in fields(cls)]
+    names = _wire_fields(cls)
+    empty = [getattr(cls, field.name).__set__ for field in fields(cls) if field.name not in names]
     # Slots are set directly: __init__ of a frozen dataclass takes half of all decoding (measured, 64 runs).
     setters = [(getattr(cls, name).__set__, _compile(hints[name], f"{where}.{name}", name)) for name in names]
     count = len(setters)
@@ -311,6 +333,8 @@ def _dataclass_check(where: str, cls: type) -> Check:
         made: Any = object.__new__(cls)
         for (set_field, each), item in zip(setters, value, strict=True):
             set_field(made, each(item))
+        for set_field in empty:
+            set_field(made, ())
         return made
 
     return check

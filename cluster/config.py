@@ -87,6 +87,9 @@ class Network:
     router: str = setting(ROUTER_ADDRESS, readers.dial_address(), "control address of the router")
     listen: str = setting("tcp://127.0.0.1:0", readers.bind_address(lowest_port=0), "where other nodes connect")
     advertise: str | None = setting(None, readers.dial_address(), "address told to other nodes (default: --listen)")
+    transport: str = setting(
+        "auto", readers.choice("auto", "shm", "zmq", metavar="HOW"), "how blocks travel: auto, shm (one host), zmq"
+    )
 
 
 @dataclass(frozen=True, slots=True)

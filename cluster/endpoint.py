@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NewType, TypeVarTuple
 
 from pdserve.cluster.address import check_address, claim_path
-from pdserve.cluster.codec import Envelope, decode, encode
+from pdserve.cluster.codec import Envelope, decode, encode, payloads_of
 from pdserve.cluster.messages import Message
 from pdserve.cluster.port import Context, Port, Sent
 from pdserve.core.errors import CodecError, ConfigError
@@ -119,7 +119,7 @@ class Endpoint:
         check_address(address)
         link_id = self._next_id()
 
-        def read(frames: list[bytes], _descriptor: int) -> None:
+        def read(frames: list[memoryview], _descriptor: int) -> None:
             self._receive(link, frames)
 
         def up() -> None:
@@ -149,8 +149,8 @@ class Endpoint:
         if link is None or not link.is_up or link.is_leaving:
             self.counters.num_refused += 1
             return False
-        data = encode(message, self.epoch, addressee)
-        sent = link.port.send([link.routing_id, data] if link.routing_id else [data])
+        frames = [encode(message, self.epoch, addressee), *payloads_of(message)]
+        sent = link.port.send([link.routing_id, *frames] if link.routing_id else frames)
         if sent is Sent.YES:
             self.counters.num_sent += 1
             return True
@@ -187,20 +187,22 @@ class Endpoint:
 
     # ---- from the ports --------------------------------------------------------------------------
 
-    def _read_accepted(self, frames: list[bytes], descriptor: int) -> None:
-        routing_id = frames[0]
+    def _read_accepted(self, frames: list[memoryview], descriptor: int) -> None:
+        routing_id = bytes(frames[0])
         if routing_id in self._gone:
             self.counters.num_late += 1
             return
         link = self._accepted.get(routing_id)
         self._receive(link, frames[1:], routing_id, descriptor)
 
-    def _receive(self, link: _Link | None, frames: list[bytes], routing_id: bytes = b"", descriptor: int = -1) -> None:
+    def _receive(
+        self, link: _Link | None, frames: list[memoryview], routing_id: bytes = b"", descriptor: int = -1
+    ) -> None:
         """Decode one message and give it on; a good first one makes the link of a peer that dialled us."""
         try:
-            if len(frames) != 1:
-                raise CodecError(f"message of {len(frames)} frames, expected one")
-            envelope = decode(frames[0])
+            if not frames:
+                raise CodecError("message without a frame")
+            envelope = decode(bytes(frames[0]), tuple(frames[1:]))
         except CodecError as error:
             self._count_bad(link, error)
             return

@@ -27,9 +27,10 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """Both sides of the handshake with this peer are done."""
+    """Both sides of the handshake with this peer are done. is_remote: its memory cannot be mapped here."""
 
     peer: NodeId
+    is_remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)

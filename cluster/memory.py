@@ -10,8 +10,8 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from pdserve.cluster.codec import decode, encode
-from pdserve.cluster.messages import Message
+from pdserve.cluster.codec import decode, encode, payloads_of
+from pdserve.cluster.messages import Message, Payloads
 from pdserve.core.errors import ConfigError
 from pdserve.core.ids import NO_EPOCH, Epoch, NodeId
 
@@ -65,6 +65,7 @@ class Frame:
     sender: NodeId
     peer: NodeId
     data: bytes
+    payloads: Payloads = ()
 
 
 class MemoryHub:
@@ -116,23 +117,24 @@ class MemoryHub:
         """Put a message on its way, or lose it. Raises CodecError for what is no legal message."""
         data = encode(message, self._epochs.get(sender, NO_EPOCH), self._epochs.get(peer, NO_EPOCH))
         # Decoded at once, so that a message no peer would take fails in the machine that made it.
-        decode(data)
+        payloads = payloads_of(message)
+        decode(data, payloads)
         self.num_sent += 1
         # Always the same number of draws: changing one fault leaves the dice of the others alone.
         drop, duplicate, reorder, delay, second_delay = (self._random.random() for _ in range(5))
         if self._is_scripted_loss(sender, peer, message) or drop < self.faults.drop:
             self.num_dropped += 1
             return
-        self._enqueue(sender, peer, data, now, delay, reorder < self.faults.reorder)
+        self._enqueue(sender, peer, data, payloads, now, delay, reorder < self.faults.reorder)
         if duplicate < self.faults.duplicate:
-            self._enqueue(sender, peer, data, now, second_delay, reorder < self.faults.reorder)
+            self._enqueue(sender, peer, data, payloads, now, second_delay, reorder < self.faults.reorder)
 
     def deliver(self, now: float) -> list[tuple[NodeId, NodeId, Message]]:
         """Everything that has arrived by `now`: (receiver, sender, message) in the order of arrival."""
         arrived: list[tuple[NodeId, NodeId, Message]] = []
         while self._frames and self._frames[0].due <= now:
             frame = heapq.heappop(self._frames)
-            arrived.append((frame.peer, frame.sender, decode(frame.data).message))
+            arrived.append((frame.peer, frame.sender, decode(frame.data, frame.payloads).message))
         self.num_delivered += len(arrived)
         return arrived
 
@@ -152,7 +154,16 @@ class MemoryHub:
                 is_lost = True
         return is_lost
 
-    def _enqueue(self, sender: NodeId, peer: NodeId, data: bytes, now: float, delay: float, overtaken: bool) -> None:
+    def _enqueue(
+        self,
+        sender: NodeId,
+        peer: NodeId,
+        data: bytes,
+        payloads: Payloads,
+        now: float,
+        delay: float,
+        overtaken: bool,
+    ) -> None:
         due = now + self.latency_s + delay * self.faults.delay_s
         link = (sender, peer)
         if overtaken:
@@ -166,4 +177,4 @@ class MemoryHub:
         if is_cut or peer in self._dead or sender in self._dead:
             self.num_dropped += 1
             return
-        heapq.heappush(self._frames, Frame(due, next(self._order), sender, peer, data))
+        heapq.heappush(self._frames, Frame(due, next(self._order), sender, peer, data, payloads))

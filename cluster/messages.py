@@ -22,7 +22,9 @@ from enum import StrEnum
 from pdserve.core.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+# Bytes that travel behind a message, a frame each, as they lie in memory.
+Payloads = tuple[memoryview, ...]
 NO_BEAT = 0
 
 
@@ -318,7 +320,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The blocks the decode node lacks; a standing order until Release. `credit`: bytes it may be sent."""
+    """The blocks the decode node lacks; a standing order until Release.
+
+    credit: bytes of them that may be sent as Blocks; 0: they are only to be announced
+    """
 
     request: RequestId
     attempt: int
@@ -343,6 +348,27 @@ class Have:
     attempt: int
     seq: int
     entries: tuple[HaveEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks themselves, to a decode node that cannot map the pool: each entry's bytes are a frame of their own."""
+
+    request: RequestId
+    attempt: int
+    seq: int
+    entries: tuple[HaveEntry, ...]
+    payloads: Payloads = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Of what the Want numbered `seq` named, `credit` bytes may be sent in all: what came has been taken in."""
+
+    request: RequestId
+    attempt: int
+    seq: int
+    credit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,8 +408,8 @@ class Bad:
 
 
 Handshake = Hello | Welcome | Refused | WrongEpoch
-PrefillInbox = Prefill | Cancel | Live | Want | Release | Bad
-DecodeInbox = Decode | Cancel | Live | Peers | Resume | Have | End | Gone
+PrefillInbox = Prefill | Cancel | Live | Want | Fetch | Release | Bad
+DecodeInbox = Decode | Cancel | Live | Peers | Resume | Have | Blocks | End | Gone
 RouterInbox = FirstToken | Tokens | Ready | Failed | Held
 Message = Handshake | PrefillInbox | DecodeInbox | RouterInbox
 

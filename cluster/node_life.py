@@ -34,6 +34,9 @@ class Machine(Protocol):
 class PeerPools(Protocol):
     """What a decode node does with the pool of a prefill node it is linked to."""
 
+    def can_map(self, offer: PoolOffer | None) -> bool:
+        """Whether it is to be mapped; else its blocks come in frames. Raises LayoutError when neither is allowed."""
+
     def fetch(self, offer: PoolOffer, epoch: Epoch) -> Any:
         """Map it; called in a worker thread. Raises LayoutError when it cannot be mapped here."""
 
@@ -138,7 +141,7 @@ class NodeLife:
             return
         for action in self.machine.handle(event, time.monotonic()):
             if isinstance(action, Send):
-                self._send(action.peer, action.message)
+                self.send(action.peer, action.message)
             else:
                 self._execute(action)
 
@@ -181,11 +184,7 @@ class NodeLife:
         if known and dialled.state is not Acquaintance.KNOWN:
             self._lose(node)
         if isinstance(message, Welcome):
-            assert self._tasks is not None
-            if message.pool is None:
-                log.error("%s offers no pool", node)
-            else:
-                self._tasks.create_task(self._open_pool(node, message.pool, dialled), name=f"map {node}")
+            self._welcomed(node, message.pool, dialled)
         elif isinstance(message, Refused):
             log.error("%s refuses this node: %s: %s", node, message.field, message.reason)
         elif message is not None and not isinstance(message, WrongEpoch):
@@ -239,6 +238,21 @@ class NodeLife:
         if dialled.lost():
             self._lose(node)
 
+    def _welcomed(self, node: NodeId, offer: PoolOffer | None, dialled: Dialled) -> None:
+        assert self._tasks is not None
+        assert self._peer_pools is not None
+        try:
+            can_map = self._peer_pools.can_map(offer)
+        except LayoutError as error:
+            log.error("cannot take blocks from %s: %s", node, error)
+            return
+        if can_map and offer is not None:
+            self._tasks.create_task(self._open_pool(node, offer, dialled), name=f"map {node}")
+        elif node not in self._linked:
+            self._linked.add(node)
+            log.info("linked to %s, transport ZeroMQ", node)
+            self.feed(LinkUp(node, is_remote=True))
+
     async def _open_pool(self, node: NodeId, offer: PoolOffer, dialled: Dialled) -> None:
         """Map the peer's pool; the link is up when that is done."""
         assert self._peer_pools is not None
@@ -271,7 +285,8 @@ class NodeLife:
 
     # ---- out -------------------------------------------------------------------------------------
 
-    def _send(self, peer: NodeId, message: Message) -> None:
+    def send(self, peer: NodeId, message: Message) -> None:
+        """Hand a message to the link with `peer`; it may be lost."""
         if peer == ROUTER:
             assert self._router is not None
             sent = self._router.send(message)

@@ -57,7 +57,8 @@ class Context:
 class Port:
     """A ROUTER that listens or a DEALER that dials.
 
-    on_frames(parts, descriptor)  a message; `descriptor` is the number of the connection it came by, or -1
+    on_frames(parts, descriptor)  a message, in memory of its own that lives as long as the views on it;
+                                  `descriptor` is the number of the connection it came by, or -1
     on_up()                       a handshake succeeded
     on_down(descriptor)           a connection broke; its last messages may still be unread
     on_empty(port)                everything that had arrived has been given to on_frames
@@ -69,7 +70,7 @@ class Port:
         self,
         context: Context,
         kind: int,
-        on_frames: Callable[[list[bytes], int], None],
+        on_frames: Callable[[list[memoryview], int], None],
         on_up: Callable[[], None],
         on_down: Callable[[int], None],
         on_empty: Callable[["Port"], None],
@@ -120,17 +121,17 @@ class Port:
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot dial {address}: {error.strerror}") from error
 
-    def send(self, parts: list[bytes]) -> Sent:
-        """Queue one message without waiting."""
+    def send(self, parts: list[bytes | memoryview]) -> Sent:
+        """Queue one message without waiting. Large parts are not copied: they go out as they are when they do."""
         try:
             return self._send(parts)
         finally:
             self.schedule()
 
-    def _send(self, parts: list[bytes]) -> Sent:
+    def _send(self, parts: list[bytes | memoryview]) -> Sent:
         for _ in range(2):
             try:
-                self._socket.send_multipart(parts, zmq.NOBLOCK)
+                self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
                 return Sent.YES
             except zmq.Again:
                 # The refusal may be stale: asking for events makes libzmq see what its peers have read.
@@ -157,7 +158,7 @@ class Port:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            self._on_frames([frame.bytes for frame in frames], _descriptor(frames[0]))
+            self._on_frames([frame.buffer for frame in frames], _descriptor(frames[0]))
         else:
             self.schedule()
             return

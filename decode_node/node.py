@@ -23,7 +23,8 @@ from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone
 from pdserve.kvtransfer.node_parts import NodeParts
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
-from pdserve.kvtransfer.shm import MappedPool, copy_and_verify, fetch_pool
+from pdserve.kvtransfer.copying import copy_and_verify, take_and_verify
+from pdserve.kvtransfer.shm import MappedPool, fetch_pool, host_id
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,17 @@ class MappedPeer:
 class MappedPeers:
     """The pools of the prefill nodes, mapped read-only; a map outlives its owner until the last copy ends."""
 
-    def __init__(self, pool: KVPool):
+    def __init__(self, pool: KVPool, transport: str):
         self._pool = pool
+        self._transport = transport
         self._peers: dict[NodeId, MappedPeer] = {}
+
+    def can_map(self, offer: PoolOffer | None) -> bool:
+        if self._transport == "shm":
+            if offer is None:
+                raise LayoutError("it offers no pool, and --transport shm allows no other way")
+            return True
+        return self._transport == "auto" and offer is not None and offer.host == host_id()
 
     def fetch(self, offer: PoolOffer, epoch: Epoch) -> MappedPeer:
         """Raises LayoutError when the pool cannot be mapped or is not what was offered."""
@@ -65,7 +74,9 @@ class MappedPeers:
         self._peers[node] = pool
 
     def closed(self, node: NodeId) -> None:
-        self.discard(self._peers.pop(node))
+        peer = self._peers.pop(node, None)
+        if peer is not None:
+            self.discard(peer)
 
     def discard(self, pool: MappedPeer) -> None:
         pool.is_leaving = True
@@ -91,7 +102,7 @@ class DecodeNode:
     def __init__(self, config: DecodeConfig, parts: NodeParts):
         pool, epoch = parts.pool, Epoch.new()
         self._pool = pool
-        self._peers = MappedPeers(pool)
+        self._peers = MappedPeers(pool, config.network.transport)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="copy")
         scheduler = DecodeScheduler(
             ROUTER,
@@ -123,6 +134,10 @@ class DecodeNode:
             self._copy(action)
 
     def _copy(self, action: CopyBlocks) -> None:
+        if any(copy.payload is not None for copy in action.copies):
+            taken = self._copier.submit(take_and_verify, self._pool, action.copies)
+            taken.add_done_callback(lambda future: self._post(self._copied, action, future))
+            return
         source = self._peers.begin(action.peer)
         if source is None:
             gone = CopyDone(action.key, action.copies, (Verdict.MOVED,) * len(action.copies))
@@ -130,12 +145,12 @@ class DecodeNode:
             return
 
         def ended(future: "Future[tuple[list[Verdict], float]]") -> None:
-            self._post(self._copied, action, source, future)
+            self._post(self._peers.end, source)
+            self._post(self._copied, action, future)
 
         self._copier.submit(copy_and_verify, source.view, self._pool, action.copies).add_done_callback(ended)
 
-    def _copied(self, action: CopyBlocks, source: MappedPeer, future: "Future[tuple[list[Verdict], float]]") -> None:
-        self._peers.end(source)
+    def _copied(self, action: CopyBlocks, future: "Future[tuple[list[Verdict], float]]") -> None:
         error = future.exception()
         if error is not None:
             self._life.fail(error)

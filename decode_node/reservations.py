@@ -109,7 +109,7 @@ class Reservations:
             # A block that was cached when the Want was sent has been evicted since.
             actions += pull.want(lacking, now)
         pull.lacking = {h: pull.lacking.get(h, 0) for h in lacking}
-        pull.start(targets)
+        actions += pull.start(targets, now)
         return True
 
     def _take(self, sequence: Sequence) -> BlockId:
@@ -185,7 +185,7 @@ class Reservations:
     def _inherit(self, block_hash: BlockHash, block_id: BlockId, heir: int) -> None:
         pull = self._jobs.by_key[heir].pull
         assert pull is not None
-        pull.targets[block_hash] = block_id
+        pull.adopt(block_hash, block_id)
         self.due.add(heir)
 
     # ---- copies ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pdserve.cluster.attempts import DEFAULT_LEASE_S, EndedAttempts
 from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.messages import (
     NO_BEAT,
+    Blocks,
     Cancel,
     Decode,
     End,
@@ -72,6 +73,7 @@ class DecodeScheduler:
         self.pool = pool
         self.ended = EndedAttempts()
         self.links: set[NodeId] = set()
+        self._remote: set[NodeId] = set()
         self.num_unexpected = 0
         self._router = router
         self._hasher = hasher
@@ -93,6 +95,7 @@ class DecodeScheduler:
         }
         self._from_peers: dict[type, Callable[..., Iterable[Action]]] = {
             Have: self._on_have,
+            Blocks: self._on_blocks,
             End: self._on_end,
             Gone: self._on_gone,
         }
@@ -112,6 +115,7 @@ class DecodeScheduler:
             actions += self._on_tick(event, now)
         elif isinstance(event, LinkUp):
             self.links.add(event.peer)
+            (self._remote.add if event.is_remote else self._remote.discard)(event.peer)
             actions.append(self._links_changed())
         elif isinstance(event, LinkLost):
             actions += self._on_link_lost(event, now)
@@ -158,7 +162,8 @@ class DecodeScheduler:
             return actions
         if message.source.node not in self.links:
             return [*actions, *self._fail(job, f"no link to {message.source.node}", now)]
-        job.pull = Pull(message.request, message.attempt, message.source.node)
+        source = message.source.node
+        job.pull = Pull(message.request, message.attempt, source, is_remote=source in self._remote)
         return [*actions, *job.pull.want(self.reservations.lacking(job.sequence), now)]
 
     def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
@@ -196,6 +201,14 @@ class DecodeScheduler:
         self._heard(job, now)
         return []
 
+    def _on_blocks(self, sender: NodeId, message: Blocks, now: float) -> Iterable[Action]:
+        job = self._pulling(sender, message)
+        if job is None or job.pull is None:
+            return []
+        job.pull.take(message.entries, message.payloads, now)
+        self.reservations.due.add(job.sequence.key)
+        return []
+
     def _on_end(self, sender: NodeId, message: End, now: float) -> Iterable[Action]:
         job = self._pulling(sender, message)
         if job is None or job.pull is None:
@@ -219,7 +232,7 @@ class DecodeScheduler:
             self.reservations.wait(job, resumed=False)
         self.reservations.due.add(job.sequence.key)
 
-    def _pulling(self, sender: NodeId, message: Have | End | Gone) -> Job | None:
+    def _pulling(self, sender: NodeId, message: Have | Blocks | End | Gone) -> Job | None:
         job = self._jobs.by_request.get(message.request)
         if job is None or job.sequence.attempt != message.attempt or job.phase is not Phase.PULLING:
             self.ended.covers(message.request, message.attempt)
@@ -246,7 +259,7 @@ class DecodeScheduler:
         assert pull is not None
         if pull.orphaned and not pull.can_finish_alone:
             return self._fail(job, f"lost {pull.source}", now)
-        actions: list[Action] = []
+        actions: list[Action] = list(pull.grant())
         copies = pull.next_copies()
         if copies:
             sequence.busy += 1

@@ -4,23 +4,39 @@
        └───── open ───────────────────────┘ └── expiry, cancel ──────────────────────────► (none)
 
 An offer is one lease: a record per (request, attempt) with one expiry, renewed by the router's Live
-while it lists the request. A Want is a standing order: whatever is sealed later is announced at once.
-Nothing is sent but in answer to a Want. No I/O and no blocks here: the scheduler pins and unpins.
+while it lists the request. A Want is a standing order: whatever is sealed later is announced at once, or,
+as far as the Want's credit goes, sent. Nothing is sent but in answer to a Want. No I/O and no blocks here:
+the scheduler pins and unpins.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
 from pdserve.cluster.attempts import DEFAULT_LEASE_S
-from pdserve.cluster.messages import End, Gone, Have, HaveEntry, Send, Want
+from pdserve.cluster.messages import Blocks, End, Fetch, Gone, Have, HaveEntry, Send, Want
 from pdserve.core.ids import BlockHash, NodeId, RequestId
 
 MAX_PARKED_WANTS = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class SendBlocks:
+    """Action: send this message with the bytes of its blocks, as they lie in the pool, behind it."""
+
+    peer: NodeId
+    blocks: Blocks
+
+
+Answer = Send | SendBlocks
+
+
 @dataclass(slots=True)
 class Offer:
-    """One request's lease. `sealed` keeps every block announced so far, in prefix order."""
+    """One request's lease.
+
+    sealed            every block announced so far, in prefix order
+    sent, sent_bytes  of the present Want: the blocks sent, and what they took of its credit
+    """
 
     request: RequestId
     attempt: int
@@ -29,6 +45,9 @@ class Offer:
     wanted: set[BlockHash] = field(default_factory=set)
     sealed: dict[BlockHash, HaveEntry] = field(default_factory=dict)
     seq: int = 0
+    credit: int = 0
+    sent: set[BlockHash] = field(default_factory=set)
+    sent_bytes: int = 0
     end: End | None = None
 
 
@@ -42,7 +61,8 @@ class ParkedWant:
 class OfferBook:
     """All offers of a node. lease_s: how long an offer lives without being renewed, set by the router."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
         self.lease_s = DEFAULT_LEASE_S
         self._offers: dict[RequestId, Offer] = {}
         self._parked: OrderedDict[RequestId, ParkedWant] = OrderedDict()
@@ -62,17 +82,30 @@ class OfferBook:
         if parked is not None and parked.want.attempt == attempt:
             self._take_order(offer, parked.sender, parked.want)
 
-    def want(self, sender: NodeId, want: Want, now: float) -> list[Send]:
+    def want(self, sender: NodeId, want: Want, now: float) -> list[Answer]:
         """Answer a Want with everything sealed that it names; park it when the request is not here yet."""
         offer = self._offers.get(want.request)
         if offer is None or offer.attempt < want.attempt:
-            return self._park(sender, want, now)
+            return list(self._park(sender, want, now))
         if offer.attempt > want.attempt:
-            return self.gone(sender, want)
+            return list(self.gone(sender, want))
         if want.seq < offer.seq:
             return []
+        if want.seq == offer.seq and offer.credit:
+            # The same message again: its blocks are on their way already.
+            return list(self._end(offer))
         self._take_order(offer, sender, want)
-        return self._have(offer, list(offer.sealed.values())) + self._end(offer)
+        return [*self._answer(offer, list(offer.sealed.values())), *self._end(offer)]
+
+    def fetch(self, sender: NodeId, fetch: Fetch) -> list[Answer]:
+        """More credit for the present Want; what comes late or twice changes nothing."""
+        offer = self.find(fetch.request, fetch.attempt)
+        if offer is None:
+            return [Send(sender, Gone(fetch.request, fetch.attempt))]
+        if offer.puller != sender or fetch.seq != offer.seq or fetch.credit <= offer.credit:
+            return []
+        offer.credit = fetch.credit
+        return list(self._send(offer))
 
     def _park(self, sender: NodeId, want: Want, now: float) -> list[Send]:
         """Keep the Want of a request that is not here yet, for one lease from the first time it was heard."""
@@ -91,13 +124,13 @@ class OfferBook:
         """The answer to a Want for what ended here."""
         return [Send(sender, Gone(want.request, want.attempt))]
 
-    def seal(self, request: RequestId, attempt: int, entries: list[HaveEntry]) -> list[Send]:
-        """Blocks whose last write is complete; announced when somebody wants them."""
+    def seal(self, request: RequestId, attempt: int, entries: list[HaveEntry]) -> list[Answer]:
+        """Blocks whose last write is complete; announced or sent when somebody wants them."""
         offer = self.find(request, attempt)
         if offer is None:
             return []
         offer.sealed.update((entry.hash, entry) for entry in entries)
-        return self._have(offer, entries)
+        return self._answer(offer, entries)
 
     def finish(self, request: RequestId, attempt: int, end: End) -> list[Send]:
         """The prefill is over; End is kept and repeated on each Want until the lease ends."""
@@ -146,6 +179,25 @@ class OfferBook:
 
     def _take_order(self, offer: Offer, sender: NodeId, want: Want) -> None:
         offer.puller, offer.wanted, offer.seq = sender, set(want.hashes), want.seq
+        offer.credit, offer.sent, offer.sent_bytes = want.credit, set(), 0
+
+    def _answer(self, offer: Offer, entries: list[HaveEntry]) -> list[Answer]:
+        return list(self._send(offer)) if offer.credit else list(self._have(offer, entries))
+
+    def _send(self, offer: Offer) -> list[SendBlocks]:
+        """What is sealed, wanted and not sent yet, in prefix order, as far as the credit goes."""
+        actions: list[SendBlocks] = []
+        assert offer.puller is not None
+        for entry in offer.sealed.values():
+            if entry.hash not in offer.wanted or entry.hash in offer.sent:
+                continue
+            # A block larger than all credit would never be sent.
+            if offer.sent and offer.sent_bytes + self._block_bytes > offer.credit:
+                break
+            offer.sent.add(entry.hash)
+            offer.sent_bytes += self._block_bytes
+            actions.append(SendBlocks(offer.puller, Blocks(offer.request, offer.attempt, offer.seq, (entry,))))
+        return actions
 
     def _have(self, offer: Offer, entries: list[HaveEntry]) -> list[Send]:
         wanted = tuple(entry for entry in entries if entry.hash in offer.wanted)

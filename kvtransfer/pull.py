@@ -6,7 +6,9 @@
 
 Each lacking block goes   wanted → announced → copying → verified,
 and back to wanted when its copy fails (generation moved, checksum wrong): once, then the pull fails.
-A pull whose source is gone may finish the copies it has begun; it is told nothing more.
+A pull whose source is gone may finish the copies it has begun; it is told nothing more. From a source whose
+pool cannot be mapped here, blocks come in frames: announced first, then sent once they are reserved, within
+a credit that grows as they are taken in.
 
 No I/O and no block ownership: DecodeScheduler reserves and takes the destination blocks, feeds what
 happens, and sends what this returns. One pull per (request, attempt).
@@ -16,12 +18,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pdserve.cluster.messages import Bad, End, HaveEntry, Release, Send, Want
+from pdserve.cluster.messages import Bad, End, Fetch, HaveEntry, Payloads, Release, Send, Want
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
 
 WANT_AGAIN_S = 0.5
 MAX_FAILURES = 2
+# Bytes on their way to one pull: enough to keep a link of 10 Gbit/s with 5 ms of delay busy, and what a decode
+# node may have to keep for each of its pulls.
+CREDIT_BYTES = 8 << 20
 
 
 class PullState(Enum):
@@ -41,13 +46,14 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """One block to copy and verify: from `source` in the peer's pool to `target` in ours."""
+    """One block to copy and verify: from `source` in the peer's pool, or `payload`, to `target` in ours."""
 
     hash: BlockHash
     source: BlockId
     generation: int
     checksum: int
     target: BlockId
+    payload: memoryview | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +79,26 @@ class CopyDone:
 class Pull:
     """The pull of one request from `source`. `lacking` maps each block's hash to its failures so far.
 
-    orphaned  the link to the source broke: who comes back under its name is not asked again
+    is_remote  blocks come in frames; `arrived` are those not copied yet
+    orphaned   the link to the source broke: who comes back under its name is not asked again
+    credit     bytes granted with the present Want; `taken`: of blocks that came and were dealt with
     """
 
     request: RequestId
     attempt: int
     source: NodeId
+    is_remote: bool = False
     state: PullState = PullState.WANTING
     lacking: dict[BlockHash, int] = field(default_factory=dict)
     announced: dict[BlockHash, HaveEntry] = field(default_factory=dict)
+    arrived: dict[BlockHash, memoryview] = field(default_factory=dict)
     targets: dict[BlockHash, BlockId] = field(default_factory=dict)
     copying: set[BlockHash] = field(default_factory=set)
     end: End | None = None
     orphaned: bool = False
     seq: int = 0
+    credit: int = 0
+    taken: int = 0
     progress_at: float = 0.0
     num_verified: int = 0
     copy_s: float = 0.0
@@ -99,7 +111,8 @@ class Pull:
     @property
     def can_finish_alone(self) -> bool:
         """Whether nothing more is needed from the source but its mapped memory, which outlives copies begun."""
-        is_told = self.end is not None and all(h in self.announced for h in self.lacking)
+        here = self.arrived.keys() | self.copying if self.is_remote else self.announced.keys()
+        is_told = self.end is not None and all(h in here for h in self.lacking)
         return is_told and self.state is not PullState.WANTING
 
     def want(self, hashes: Iterable[BlockHash], now: float) -> list[Send]:
@@ -114,22 +127,42 @@ class Pull:
                 self.announced[entry.hash] = entry
                 self.progress_at = now
 
-    def start(self, targets: dict[BlockHash, BlockId]) -> None:
-        """The destination blocks are reserved: copying may begin."""
+    def take(self, entries: Iterable[HaveEntry], payloads: Payloads, now: float) -> None:
+        """Blocks came in frames. Those that are not lacking, or have no place here any more, are dropped."""
+        for entry, payload in zip(entries, payloads, strict=True):
+            if self.state is PullState.COPYING and entry.hash in self.targets and self._is_free(entry.hash):
+                self.announced[entry.hash], self.arrived[entry.hash] = entry, payload
+                self.progress_at = now
+            else:
+                self.taken += len(payload)
+
+    def start(self, targets: dict[BlockHash, BlockId], now: float) -> list[Send]:
+        """The destination blocks are reserved: copying may begin, and blocks that come in frames may come."""
         self._move(PullState.WANTING, PullState.COPYING)
         self.targets = targets
+        return self._send_want(now) if self.is_remote and targets else []
+
+    def adopt(self, block_hash: BlockHash, target: BlockId) -> None:
+        """Take over a block that another request's pull was filling: it is asked for at the next tick."""
+        self.targets[block_hash] = target
+        if self.is_remote:
+            self.progress_at = float("-inf")
 
     def next_copies(self) -> list[BlockCopy]:
-        """Blocks that are announced, have a target and are not being copied; marks them copying."""
+        """Blocks that are here, have a target and are not being copied; marks them copying."""
         if self.state is not PullState.COPYING:
             return []
         copies = []
-        for block_hash, entry in self.announced.items():
-            if block_hash in self.lacking and block_hash in self.targets and block_hash not in self.copying:
+        for block_hash in list(self.arrived if self.is_remote else self.announced):
+            if block_hash in self.targets and self._is_free(block_hash):
                 self.copying.add(block_hash)
-                target = self.targets[block_hash]
-                copies.append(BlockCopy(block_hash, entry.block_id, entry.generation, entry.checksum, target))
+                entry, target = self.announced[block_hash], self.targets[block_hash]
+                where = (entry.block_id, entry.generation, entry.checksum, target)
+                copies.append(BlockCopy(block_hash, *where, self.arrived.pop(block_hash, None)))
         return copies
+
+    def _is_free(self, block_hash: BlockHash) -> bool:
+        return block_hash in self.lacking and block_hash not in self.copying
 
     def copied(self, done: CopyDone, now: float) -> list[Send]:
         """Take the verdicts in; a block that failed is asked for again, once, then the pull fails."""
@@ -137,6 +170,7 @@ class Pull:
         corrupt, again = [], False
         for copy, verdict in zip(done.copies, done.verdicts, strict=True):
             self.copying.discard(copy.hash)
+            self.taken += len(copy.payload) if copy.payload is not None else 0
             if copy.hash not in self.lacking:
                 continue
             if verdict is Verdict.OK:
@@ -152,9 +186,16 @@ class Pull:
         if self.state is PullState.COPYING and any(n >= MAX_FAILURES for n in self.lacking.values()):
             self.state, self.lacking = PullState.FAILED, {}
         sends = [Send(self.source, Bad(self.request, self.attempt, tuple(corrupt)))] if corrupt else []
-        if again and self.state is PullState.COPYING:
-            sends += self._send_want(now)
+        if self.state is PullState.COPYING:
+            sends += self._send_want(now) if again else self.grant()
         return sends
+
+    def grant(self) -> list[Send]:
+        """More credit once half of it is used up, while something is lacking."""
+        if not self.credit or not self.lacking or self.credit - self.taken > CREDIT_BYTES // 2:
+            return []
+        self.credit = self.taken + CREDIT_BYTES
+        return [Send(self.source, Fetch(self.request, self.attempt, self.seq, self.credit))]
 
     def complete(self) -> bool:
         """Whether every lacking block is verified and End is here; then the pull is COMPLETE."""
@@ -169,7 +210,7 @@ class Pull:
     def revoke(self) -> None:
         """The reservation is taken back: what was verified stays cached here, the rest stays with the source."""
         self._move(PullState.COPYING, PullState.WANTING)
-        self.targets = {}
+        self.targets, self.arrived, self.credit = {}, {}, 0
 
     def tick(self, now: float) -> list[Send]:
         """Ask again when nothing was heard for WANT_AGAIN_S: no message is assumed delivered."""
@@ -179,9 +220,15 @@ class Pull:
         return []
 
     def _send_want(self, now: float) -> list[Send]:
+        """A block that another request's pull has under way is announced to this one, not sent."""
         self.seq += 1
         self.progress_at = now
-        return [Send(self.source, Want(self.request, self.attempt, self.seq, tuple(self.lacking)))]
+        hashes = tuple(self.lacking)
+        self.credit = self.taken = 0
+        if self.is_remote and self.state is PullState.COPYING:
+            self.credit = CREDIT_BYTES
+            hashes = tuple(h for h in hashes if h in self.targets and h not in self.arrived)
+        return [Send(self.source, Want(self.request, self.attempt, self.seq, hashes, self.credit))]
 
     def _move(self, before: PullState, after: PullState) -> None:
         if self.state is not before:

@@ -1,7 +1,7 @@
-"""KV pools in shared memory: a sealed memfd, handed to peers on this host, copied from and verified.
+"""KV pools in shared memory: a sealed memfd, handed to peers on this host.
 
     owner    PoolMemory (memfd, sealed) ── PoolServer (unix socket) ── descriptor ──┐
-    reader   fetch_pool ── MappedPool (read-only) ── copy_and_verify ──► own pool ◄─┘
+    reader   fetch_pool ── MappedPool (read-only) ◄──────────────────────────────────┘
 
 The memory has no name in any file system and the socket is an abstract one, so that however a process
 dies, nothing stays behind. A map stays valid after its owner's death. The seals make sure that a reader can
@@ -43,8 +43,6 @@ SOCKET_PREFIX = "@pdserve-pool-"
 MAX_SOCKET_PATH_BYTES = 108
 HAND_OVER_TIMEOUT_S = 2.0
 MAX_PENDING = 16
-# One copy call; between two of them the worker can lose the GIL and the core.
-SLICE_BYTES = 2 << 20
 INT_BYTES = array.array("i").itemsize
 
 
@@ -198,40 +196,6 @@ def fetch_pool(offer: PoolOffer, epoch: Epoch) -> MappedPool:
             os.close(fd)
     except OSError as error:
         raise LayoutError(f"cannot map the pool at {offer.socket_path}: {error}") from error
-
-
-def copy_and_verify(source: PoolView, target: KVPool, copies: Sequence[BlockCopy]) -> tuple[list[Verdict], float]:
-    """Copy blocks out of a peer's pool and check that they are what was announced.
-
-    Returns a verdict per block, in order, and the seconds it took. Only blocks with Verdict.OK may be used, the
-    content of the other targets is undefined. Runs in a worker thread, mostly without the GIL; nobody else may
-    write the targets. Raises LayoutError when the two pools do not fit or a target is not in our pool.
-    """
-    if source.spec != target.spec:
-        raise LayoutError(f"cannot copy between pools of {source.spec} and {target.spec}")
-    started = time.perf_counter()
-    verdicts = [_copy_block(source, target, copy) for copy in copies]
-    target.adopt([copy.target for copy, verdict in zip(copies, verdicts, strict=True) if verdict is Verdict.OK])
-    return verdicts, time.perf_counter() - started
-
-
-def _copy_block(source: PoolView, target: KVPool, copy: BlockCopy) -> Verdict:
-    if not 0 <= copy.target < target.num_blocks:
-        raise LayoutError(f"target block {copy.target} is not in a pool of {target.num_blocks}")
-    if not 0 <= copy.source < source.num_blocks:
-        return Verdict.CORRUPT
-    # A seqlock: the owner bumps the generation before it writes the block again.
-    if int(source.generations[copy.source]) != copy.generation:
-        return Verdict.MOVED
-    copied = target.view.block(copy.target)
-    read = np.frombuffer(source.block(copy.source), np.uint8)
-    written = np.frombuffer(copied, np.uint8)
-    for start in range(0, len(read), SLICE_BYTES):
-        np.copyto(written[start : start + SLICE_BYTES], read[start : start + SLICE_BYTES])
-    if int(source.generations[copy.source]) != copy.generation:
-        return Verdict.MOVED
-    # Over our own bytes, still in the cache: what was checked is what will be used.
-    return Verdict.OK if block_checksum(copied, copy.hash) == copy.checksum else Verdict.CORRUPT
 
 
 def _token(epoch: Epoch) -> bytes:

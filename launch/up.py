@@ -35,7 +35,7 @@ ROUTER_FLAGS = (
     "tpot_s",
     "cooperative_prefill",
 )
-NODE_FLAGS = ("model", "dtype", "device", "max_model_len", "kv_memory", "max_step_tokens")
+NODE_FLAGS = ("model", "dtype", "device", "max_model_len", "kv_memory", "max_step_tokens", "transport")
 READY_TIMEOUT_S = 2.0
 
 

@@ -5,6 +5,7 @@ on this host. Created by the process entry.
 """
 
 import asyncio
+from dataclasses import replace
 
 from pdserve.cluster.config import PrefillConfig
 from pdserve.cluster.messages import Hello, Role
@@ -14,6 +15,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone
 from pdserve.kvtransfer.node_parts import NodeParts
+from pdserve.kvtransfer.offer import SendBlocks
 from pdserve.kvtransfer.shm import PoolServer
 from pdserve.prefill_node.scheduler import PrefillScheduler
 
@@ -27,16 +29,23 @@ async def serve(config: PrefillConfig, parts: NodeParts, stop: asyncio.Event) ->
         parts.pool.spec.block_size,
         config.steps.max_step_tokens,
         parts.cost,
+        parts.pool.spec.payload_bytes,
         Policy(config.steps.prefill_policy),
     )
     hello = Hello(NodeId(config.name), Role.PREFILL, parts.facts, parts.capacity)
     post = asyncio.get_running_loop().call_soon_threadsafe
     async with PoolServer(parts.memory, epoch, parts.pool.num_blocks, parts.pool.spec.block_bytes) as server:
 
-        def execute(action: RunStep) -> None:
-            parts.thread.run(action.plan, post, lambda result: life.feed(StepDone(result)), life.fail)
+        def execute(action: RunStep | SendBlocks) -> None:
+            if isinstance(action, RunStep):
+                parts.thread.run(action.plan, post, lambda result: life.feed(StepDone(result)), life.fail)
+            else:
+                # As they lie in the pool: leased until they are released, and whatever arrives is verified.
+                payloads = tuple(parts.pool.view.block(entry.block_id) for entry in action.blocks.entries)
+                life.send(action.peer, replace(action.blocks, payloads=payloads))
 
-        life = NodeLife(hello, epoch, scheduler, execute, pool_offer=server.offer)
+        offer = None if config.network.transport == "zmq" else server.offer
+        life = NodeLife(hello, epoch, scheduler, execute, pool_offer=offer)
         try:
             await life.run(config.network.router, config.network.listen, config.network.advertise, stop)
         finally:

@@ -19,6 +19,7 @@ from pdserve.cluster.messages import (
     Cancel,
     End,
     Failed,
+    Fetch,
     Finish,
     FirstToken,
     Gauges,
@@ -39,12 +40,12 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import RunStep, StepDone, StepPlan
 from pdserve.engine.step_cost import StepCost, StepWork
-from pdserve.kvtransfer.offer import OfferBook
+from pdserve.kvtransfer.offer import Answer, OfferBook, SendBlocks
 
 MAX_PASSES = 8
 BEAT_S = 0.5
 
-Action = Send | RunStep
+Action = Send | SendBlocks | RunStep
 Event = Joined | Received | LinkUp | LinkLost | StepDone | Tick
 
 
@@ -69,7 +70,7 @@ class Prompt:
 class PrefillScheduler:
     """router: where FirstToken and Failed go. max_step_tokens: the chunk budget of one step.
 
-    cost: what steps take here; goes on learning
+    cost: what steps take here, goes on learning; block_bytes: of a block on its way to another host
     """
 
     def __init__(
@@ -79,10 +80,11 @@ class PrefillScheduler:
         block_size: int,
         max_step_tokens: int,
         cost: StepCost,
+        block_bytes: int,
         policy: planner.Policy = planner.Policy.FCFS,
     ):
         self.pool = pool
-        self.offers = OfferBook()
+        self.offers = OfferBook(block_bytes)
         self.ended = EndedAttempts()
         self.num_unexpected = 0
         self._router = router
@@ -105,6 +107,7 @@ class PrefillScheduler:
         self._from_peers: dict[type, Callable[..., Iterable[Action]]] = {
             Release: self._on_release,
             Want: self._on_want,
+            Fetch: self._on_fetch,
             Bad: self._on_bad,
         }
 
@@ -187,6 +190,11 @@ class PrefillScheduler:
             return self.offers.gone(sender, message)
         return self.offers.want(sender, message, now)
 
+    def _on_fetch(self, sender: NodeId, message: Fetch, now: float) -> Iterable[Action]:
+        if self.ended.covers(message.request, message.attempt):
+            return []
+        return self.offers.fetch(sender, message)
+
     def _on_bad(self, sender: NodeId, message: Bad, now: float) -> Iterable[Action]:
         # Bytes that were read wrong once must not be offered to anybody again under this name.
         for block_hash in message.hashes:
@@ -242,7 +250,7 @@ class PrefillScheduler:
         self._step = StepPlan(self._num_steps, tuple(rows), tuple(seals))
         return [RunStep(self._step)]
 
-    def _announce_hits(self, prompt: Prompt) -> list[Send]:
+    def _announce_hits(self, prompt: Prompt) -> list[Answer]:
         """Blocks found in the prefix cache are announced as soon as their prompt has its reservation."""
         sequence = prompt.sequence
         num_found = sequence.num_found // self._block_size

@@ -29,8 +29,9 @@ from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
 from pdserve.kvtransfer.checksum import block_checksum
+from pdserve.kvtransfer.copying import copy_and_verify, take_and_verify
+from pdserve.kvtransfer.offer import SendBlocks
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
-from pdserve.kvtransfer.shm import copy_and_verify
 from pdserve.prefill_node.scheduler import PrefillScheduler
 from pdserve.router.dispatcher import ClientGone, Deliver, Dispatcher, GiveUp, NodeJoined, NodeLost, Submit
 from pdserve.router.record import Record, Times
@@ -124,7 +125,8 @@ class Outcome:
 class InProcessCluster:
     """num_prefill = 0 makes colocated nodes: decode nodes with the role `both`.
 
-    Without `cooperative` every prompt is handed off, which is what most tests are about.
+    Without `cooperative` every prompt is handed off, which is what most tests are about. With `is_remote`
+    decode nodes cannot map the pools of prefill nodes.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class InProcessCluster:
         timing: Timing | None = None,
         max_attempts: int = 3,
         cooperative: bool = False,
+        is_remote: bool = False,
         tpot_slo_s: float | None = None,
     ):
         self.now = 0.0
@@ -157,6 +160,7 @@ class InProcessCluster:
         self._order = itertools.count()
         self._router_is_alive = True
         self._tpot_slo_s = tpot_slo_s
+        self._is_remote = is_remote
         role = Role.DECODE if num_prefill else Role.BOTH
         options = (num_blocks, max_step_tokens, max_running, policy, make_engine)
         self._start_prefill = lambda name: self._start(name, Role.PREFILL, *options)
@@ -167,7 +171,7 @@ class InProcessCluster:
         for name, node in self.nodes.items():
             for peer in self.nodes:
                 if isinstance(node.machine, DecodeScheduler) and peer.startswith("P"):
-                    self._feed(name, LinkUp(peer))
+                    self._feed(name, LinkUp(peer, is_remote))
         self._beat()
 
     # ---- what a test does ------------------------------------------------------------------------
@@ -199,7 +203,7 @@ class InProcessCluster:
         self._start_prefill(name)
         for other, node in self.nodes.items():
             if isinstance(node.machine, DecodeScheduler):
-                self._feed(other, LinkUp(name))
+                self._feed(other, LinkUp(name, self._is_remote))
 
     def silence_router(self) -> None:
         """The router is gone: no beat of it is heard any more, and nobody is told."""
@@ -252,7 +256,15 @@ class InProcessCluster:
         blocks = BlockPool(num_blocks, kv_pool.view.generations)
         machine: PrefillScheduler | DecodeScheduler
         if role is Role.PREFILL:
-            machine = PrefillScheduler(ROUTER, blocks, self.spec.block_size, max_step_tokens, StepCost(), policy)
+            machine = PrefillScheduler(
+                ROUTER,
+                blocks,
+                self.spec.block_size,
+                max_step_tokens,
+                StepCost(),
+                self.spec.payload_bytes,
+                policy,
+            )
         else:
             machine = DecodeScheduler(
                 ROUTER,
@@ -318,6 +330,11 @@ class InProcessCluster:
         for action in actions:
             if isinstance(action, Send):
                 self.hub.send(name, action.peer, action.message, self.now)
+            elif isinstance(action, SendBlocks):
+                # A copy, as the bytes have left the pool when the message is on its way.
+                views = [node.pool.view.block(entry.block_id) for entry in action.blocks.entries]
+                payloads = tuple(memoryview(bytes(view)) for view in views)
+                self.hub.send(name, action.peer, dataclasses.replace(action.blocks, payloads=payloads), self.now)
             elif isinstance(action, RunStep):
                 self.trace.append((self.now, f"{name} step", action.plan))
                 delay = self.timing.step + self.timing.token * action.plan.num_tokens
@@ -337,7 +354,10 @@ class InProcessCluster:
         if not node.alive:
             return
         source = self.nodes[action.peer].pool.view
-        verdicts, busy_s = copy_and_verify(source, node.pool, action.copies)
+        if any(copy.payload is not None for copy in action.copies):
+            verdicts, busy_s = take_and_verify(node.pool, action.copies)
+        else:
+            verdicts, busy_s = copy_and_verify(source, node.pool, action.copies)
         verified = [c.hash for c, verdict in zip(action.copies, verdicts, strict=True) if verdict is Verdict.OK]
         self.trace.append((self.now, f"{node.name} verified", verified))
         self._feed(node.name, CopyDone(action.key, action.copies, tuple(verdicts), busy_s))

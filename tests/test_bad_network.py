@@ -6,6 +6,8 @@ import pytest
 
 from pdserve.cluster.memory import Faults, MemoryHub
 from pdserve.cluster.messages import (
+    Blocks,
+    Fetch,
     Cancel,
     Decode,
     End,
@@ -23,7 +25,7 @@ from pdserve.core.ids import NodeId, RequestId
 from tests.in_process import TINY_SPEC, VOCAB, InProcessCluster, Timing, continuation
 
 BLOCK = TINY_SPEC.block_size
-ON_THE_WAY = [Prefill, Decode, Want, Have, End, FirstToken, Ready, Release, Tokens, Live, Held, Cancel]
+ON_THE_WAY = [Prefill, Decode, Want, Have, Fetch, Blocks, End, FirstToken, Ready, Release, Tokens, Live, Held, Cancel]
 
 
 def run_mixed_load(cluster: InProcessCluster, seed: int) -> None:
@@ -48,10 +50,12 @@ def run_mixed_load(cluster: InProcessCluster, seed: int) -> None:
 
 @pytest.mark.parametrize("message_type", ON_THE_WAY)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_any_message_lost_once_costs_time_and_no_token(message_type: type, count: int):
+@pytest.mark.parametrize("is_remote", [False, True], ids=["shm", "zmq"])
+def test_any_message_lost_once_costs_time_and_no_token(message_type: type, count: int, is_remote: bool):
     hub = MemoryHub(latency_s=0.0001)
     hub.drop_next(message_type, count)
-    run_mixed_load(InProcessCluster(num_blocks=24, max_step_tokens=8, hub=hub, max_attempts=20), seed=count)
+    cluster = InProcessCluster(num_blocks=24, max_step_tokens=8, hub=hub, max_attempts=20, is_remote=is_remote)
+    run_mixed_load(cluster, seed=count)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -66,6 +70,7 @@ def test_a_link_that_drops_repeats_and_reorders_changes_no_token(seed: int):
         hub=MemoryHub(latency_s=0.0001, faults=faults),
         max_attempts=100,
         cooperative=seed % 2 == 0,
+        is_remote=seed % 3 == 0,
     )
     run_mixed_load(cluster, seed)
 
@@ -83,6 +88,7 @@ def test_cancels_restarts_and_broken_links_change_no_token_of_the_others(seed: i
         hub=MemoryHub(latency_s=0.0001, faults=faults),
         max_attempts=100,
         cooperative=seed % 2 == 0,
+        is_remote=seed % 3 == 0,
     )
     common = [rng.randrange(VOCAB) for _ in range(4 * BLOCK)]
     prompts = [common + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3 * BLOCK))] for _ in range(10)]

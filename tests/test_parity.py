@@ -73,11 +73,13 @@ def make_cluster(model_dir: Path, num_prefill: int = 1, **options: object) -> In
     return InProcessCluster(num_prefill, spec=spec, make_engine=make_engine, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("num_prefill", [1, 0], ids=["split", "both"])
+@pytest.mark.parametrize(("num_prefill", "is_remote"), [(1, False), (1, True), (0, False)], ids=["shm", "zmq", "both"])
 @pytest.mark.parametrize("chunk", [16, 64, 256, NO_CHUNKS])
-def test_every_length_cold_and_warm_equals_transformers(model_dir: Path, oracle, num_prefill: int, chunk: int):
+def test_every_length_cold_and_warm_equals_transformers(
+    model_dir: Path, oracle, num_prefill: int, is_remote: bool, chunk: int
+):
     edges = [n for blocks in (1, 2, 4, 9) for n in (blocks * 16 - 1, blocks * 16, blocks * 16 + 1)]
-    cluster = make_cluster(model_dir, num_prefill, num_blocks=256, max_step_tokens=chunk)
+    cluster = make_cluster(model_dir, num_prefill, num_blocks=256, max_step_tokens=chunk, is_remote=is_remote)
     for num_tokens in [1, *edges]:
         prompt = make_prompt(num_tokens, seed=num_tokens)
         cold = cluster.submit(prompt, NUM_OUTPUTS)
@@ -101,8 +103,11 @@ def test_a_second_turn_on_a_warm_prefix_equals_transformers(model_dir: Path, ora
 
 
 @pytest.mark.parametrize("num_prefill", [1, 0], ids=["split", "both"])
-def test_many_streams_at_once_with_preemption_equal_transformers(model_dir: Path, oracle, num_prefill: int):
-    cluster = make_cluster(model_dir, num_prefill, num_blocks=12, max_step_tokens=24)
+@pytest.mark.parametrize("is_remote", [False, True], ids=["shm", "zmq"])
+def test_many_streams_at_once_with_preemption_equal_transformers(
+    model_dir: Path, oracle, num_prefill: int, is_remote: bool
+):
+    cluster = make_cluster(model_dir, num_prefill, num_blocks=12, max_step_tokens=24, is_remote=is_remote)
     prompts = [make_prompt(n, seed=n) for n in (5, 16, 33, 47, 64, 31, 17, 80)]
     requests = [cluster.submit(prompt, 3 * NUM_OUTPUTS) for prompt in prompts]
     cluster.run()

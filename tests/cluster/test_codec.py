@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pdserve.cluster import codec
 from pdserve.cluster.codec import MAX_FRAME_BYTES, MAX_ITEMS, Envelope, decode, encode
 from pdserve.cluster.messages import (
+    Blocks,
+    Payloads,
     PROTOCOL_VERSION,
     Cancel,
     Failed,
@@ -63,7 +65,13 @@ def values(annotation, name):
         return st.sampled_from(annotation)
     assert is_dataclass(annotation)
     hints = typing.get_type_hints(annotation)
-    return st.builds(annotation, **{field.name: values(hints[field.name], field.name) for field in fields(annotation)})
+    names = [field.name for field in fields(annotation) if hints[field.name] != Payloads]
+    made = st.builds(annotation, **{name: values(hints[name], name) for name in names})
+    return made.map(with_payloads) if annotation is Blocks else made
+
+
+def with_payloads(blocks):
+    return replace(blocks, payloads=tuple(memoryview(bytes([i % 256])) for i in range(len(blocks.entries))))
 
 
 any_message = st.sampled_from(MESSAGES).flatmap(lambda cls: values(cls, ""))
@@ -109,7 +117,8 @@ def refusal(frame):
 def test_every_message_comes_out_as_it_went_in(cls, data):
     message = data.draw(values(cls, ""))
     sender, addressee = data.draw(any_epoch), data.draw(any_epoch)
-    assert decode(encode(message, sender, addressee)) == Envelope(sender, addressee, message)
+    frame = encode(message, sender, addressee)
+    assert decode(frame, codec.payloads_of(message)) == Envelope(sender, addressee, message)
 
 
 @given(any_message, st.data())
@@ -265,3 +274,16 @@ def test_only_messages_can_be_encoded(message):
 def test_a_value_with_no_form_on_the_wire_is_refused_by_the_sender(attempt):
     with pytest.raises(CodecError):
         encode(Cancel(REQUEST, attempt), HERE, THERE)
+
+
+@pytest.mark.parametrize("num_payloads", [0, 1, 3])
+def test_blocks_need_a_frame_for_each_entry(num_payloads):
+    entry = HaveEntry(HASH, BlockId(1), 1, 1)
+    frame = encode(Blocks(REQUEST, 1, 1, (entry, entry)), HERE, THERE)
+    with pytest.raises(CodecError, match=f"{num_payloads} frames behind it, expected 2"):
+        decode(frame, (memoryview(b"x"),) * num_payloads)
+
+
+def test_a_frame_behind_any_other_message_is_refused():
+    with pytest.raises(CodecError, match="1 frames behind it, expected 0"):
+        decode(encode(Tokens((make_run(),)), HERE, THERE), (memoryview(b"x"),))

@@ -14,9 +14,9 @@ import zmq
 
 from pdserve.cluster.codec import MAX_FRAME_BYTES, encode
 from pdserve.cluster.endpoint import Endpoint
-from pdserve.cluster.messages import Cancel, Release
+from pdserve.cluster.messages import Blocks, Cancel, HaveEntry, Release
 from pdserve.core.errors import ConfigError
-from pdserve.core.ids import NO_EPOCH, Epoch, RequestId
+from pdserve.core.ids import NO_EPOCH, BlockHash, BlockId, Epoch, RequestId
 
 REQUEST = RequestId(bytes(16))
 WAIT_S = 10.0
@@ -109,6 +109,22 @@ async def test_an_envelope_carries_the_epochs_of_sender_and_addressee():
         client.endpoint.send(link, Release(REQUEST, 1), there)
         envelope = await asyncio.wait_for(envelopes.get(), WAIT_S)
         assert (envelope.sender, envelope.addressee) == (here, there)
+
+
+async def test_blocks_arrive_with_their_bytes_and_in_order_with_other_messages():
+    payloads = tuple(memoryview(secrets.token_bytes(size)) for size in (0, 1, 700_000, 5 << 20))
+    entries = tuple(HaveEntry(BlockHash(bytes([i]) * 16), BlockId(i), 1, 1) for i in range(len(payloads)))
+    blocks = Blocks(REQUEST, 1, 1, entries, payloads)
+    async with witnesses() as (server, client):
+        link = await client.dial(await server.endpoint.listen(TCP))
+        assert client.send(link, 1)
+        accepted, _ = await server.next("message")
+        for attempt in range(3):
+            assert server.endpoint.send(accepted, blocks, NO_EPOCH)
+            assert server.send(accepted, attempt)
+        for attempt in range(3):
+            assert await client.next("message") == (link, blocks)
+            assert await client.next("message") == (link, Cancel(REQUEST, attempt))
 
 
 async def test_messages_of_a_link_arrive_in_the_order_of_sending():

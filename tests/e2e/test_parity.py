@@ -40,6 +40,17 @@ async def test_one_colocated_node_answers_as_transformers_cold_and_warm(
         await check_cold_and_warm(client, oracle, oracle.prompt(300 * index, length))
 
 
+async def test_blocks_that_travel_in_frames_answer_as_transformers_cold_and_warm(
+    start: Start, connect: Connect, real_model: Path, oracle: Oracle
+):
+    flags = ("--transport", "zmq", "--dtype", "float32", "--kv-memory", "64MiB")
+    server = start("up", "--model", real_model, "--port", 0, *flags).wait_ready()
+    assert any("linked to P0, transport ZeroMQ" in line for line in server.lines)
+    client = connect(server)
+    for index, length in enumerate((63, 64, 65)):
+        await check_cold_and_warm(client, oracle, oracle.prompt(300 * index, length))
+
+
 async def test_eight_streams_of_mixed_lengths_at_once_answer_as_transformers(
     real_up: Server, connect: Connect, oracle: Oracle
 ):

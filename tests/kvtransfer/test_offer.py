@@ -1,10 +1,11 @@
 """The offers of a prefill node: what a Want is answered, what is kept, and for how long."""
 
-from pdserve.cluster.messages import End, Gone, Have, HaveEntry, Send, Want
+from pdserve.cluster.messages import Blocks, End, Fetch, Gone, Have, HaveEntry, Send, Want
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
-from pdserve.kvtransfer.offer import MAX_PARKED_WANTS, OfferBook
+from pdserve.kvtransfer.offer import MAX_PARKED_WANTS, OfferBook, SendBlocks
 
 REQUEST = RequestId(b"r" * 16)
+BLOCK_BYTES = 1000
 D0 = NodeId("D0")
 A, B = (HaveEntry(BlockHash(name * 16), BlockId(name[0]), 1, 9) for name in (b"a", b"b"))
 END = End(REQUEST, 1, 8, 0, 5)
@@ -19,7 +20,7 @@ def have(*entries: HaveEntry, seq: int = 1) -> Send:
 
 
 def make_book(attempt: int = 1) -> OfferBook:
-    book = OfferBook()
+    book = OfferBook(BLOCK_BYTES)
     book.open(REQUEST, attempt, 0.0)
     return book
 
@@ -54,14 +55,14 @@ def test_a_repeated_want_is_answered_again_and_an_overtaken_one_is_not():
 
 
 def test_a_want_that_comes_before_its_request_is_answered_when_that_is_here():
-    book = OfferBook()
+    book = OfferBook(BLOCK_BYTES)
     assert book.want(D0, want(A), 0.0) == []
     book.open(REQUEST, 1, 1.0)
     assert book.seal(REQUEST, 1, [A]) == [have(A)]
 
 
 def test_a_want_for_what_never_comes_is_given_up_one_lease_after_it_was_first_heard():
-    book = OfferBook()
+    book = OfferBook(BLOCK_BYTES)
     book.want(D0, want(A), 0.0)
     book.want(D0, want(A, seq=2), 4.9)
     assert book.lapse(4.9) == []
@@ -70,7 +71,7 @@ def test_a_want_for_what_never_comes_is_given_up_one_lease_after_it_was_first_he
 
 
 def test_wants_for_unknown_requests_are_bounded():
-    book = OfferBook()
+    book = OfferBook(BLOCK_BYTES)
     for i in range(MAX_PARKED_WANTS):
         assert book.want(D0, Want(RequestId(i.to_bytes(16, "big")), 1, 1, ()), 0.0) == []
     assert book.want(D0, want(A), 0.0) == [Send(D0, Gone(RequestId(bytes(16)), 1))]
@@ -106,3 +107,63 @@ def test_after_a_pause_everything_gets_the_time_of_one_more_beat():
     assert (book.expired(60.5), book.lapse(60.5)) == ([], [])
     assert book.expired(61.0) == [(REQUEST, 1)]
     assert len(book.lapse(61.0)) == 1
+
+
+# ---- blocks in frames ------------------------------------------------------------------------------
+
+C = HaveEntry(BlockHash(b"c" * 16), BlockId(99), 1, 9)
+
+
+def credited(*entries: HaveEntry, credit: int, seq: int = 2) -> Want:
+    return Want(REQUEST, 1, seq, tuple(entry.hash for entry in entries), credit)
+
+
+def blocks(entry: HaveEntry, seq: int = 2) -> SendBlocks:
+    return SendBlocks(D0, Blocks(REQUEST, 1, seq, (entry,)))
+
+
+def test_what_a_credit_allows_is_sent_in_order_and_the_rest_when_there_is_more():
+    book = make_book()
+    book.seal(REQUEST, 1, [A, B, C])
+    assert book.want(D0, credited(A, B, C, credit=2 * BLOCK_BYTES), 0.0) == [blocks(A), blocks(B)]
+    assert book.fetch(D0, Fetch(REQUEST, 1, 2, 2 * BLOCK_BYTES)) == []
+    assert book.fetch(D0, Fetch(REQUEST, 1, 2, 3 * BLOCK_BYTES)) == [blocks(C)]
+    assert book.fetch(D0, Fetch(REQUEST, 1, 2, 3 * BLOCK_BYTES)) == []
+
+
+def test_a_credit_is_a_standing_order_for_what_is_sealed_later():
+    book = make_book()
+    assert book.want(D0, credited(A, B, credit=9 * BLOCK_BYTES), 0.0) == []
+    assert book.seal(REQUEST, 1, [A, C]) == [blocks(A)]
+    assert book.seal(REQUEST, 1, [B]) == [blocks(B)]
+
+
+def test_a_block_larger_than_the_credit_is_sent_alone():
+    book = make_book()
+    book.seal(REQUEST, 1, [A, B])
+    assert book.want(D0, credited(A, B, credit=1), 0.0) == [blocks(A)]
+
+
+def test_the_same_want_twice_sends_its_blocks_once_and_a_new_one_again():
+    book = make_book()
+    book.seal(REQUEST, 1, [A])
+    book.finish(REQUEST, 1, END)
+    want_a = credited(A, credit=BLOCK_BYTES)
+    assert book.want(D0, want_a, 0.0) == [blocks(A), Send(D0, END)]
+    assert book.want(D0, want_a, 0.0) == [Send(D0, END)]
+    again = credited(A, credit=BLOCK_BYTES, seq=3)
+    assert book.want(D0, again, 0.0) == [blocks(A, seq=3), Send(D0, END)]
+
+
+def test_credit_for_an_earlier_want_or_from_somebody_else_is_not_given():
+    book = make_book()
+    book.seal(REQUEST, 1, [A, B])
+    book.want(D0, credited(A, B, credit=BLOCK_BYTES), 0.0)
+    assert book.fetch(D0, Fetch(REQUEST, 1, 1, 9 * BLOCK_BYTES)) == []
+    assert book.fetch(NodeId("D1"), Fetch(REQUEST, 1, 2, 9 * BLOCK_BYTES)) == []
+
+
+def test_credit_for_what_has_ended_is_answered_with_gone():
+    book = make_book()
+    book.close(REQUEST, 1)
+    assert book.fetch(D0, Fetch(REQUEST, 1, 2, BLOCK_BYTES)) == [Send(D0, Gone(REQUEST, 1))]

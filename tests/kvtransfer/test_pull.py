@@ -2,10 +2,10 @@
 
 import pytest
 
-from pdserve.cluster.messages import Bad, End, HaveEntry, Send, Want
+from pdserve.cluster.messages import Bad, End, Fetch, HaveEntry, Send, Want
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
-from pdserve.kvtransfer.pull import BlockCopy, CopyDone, Pull, PullState, Verdict
+from pdserve.kvtransfer.pull import CREDIT_BYTES, BlockCopy, CopyDone, Pull, PullState, Verdict
 
 REQUEST = RequestId(b"r" * 16)
 SOURCE = NodeId("P0")
@@ -18,7 +18,7 @@ def make_pull(*hashes: BlockHash, start: bool = True) -> Pull:
     pull = Pull(REQUEST, 1, SOURCE)
     pull.want(hashes, 0.0)
     if start:
-        pull.start({h: TARGETS[h] for h in hashes})
+        pull.start({h: TARGETS[h] for h in hashes}, 0.0)
     return pull
 
 
@@ -35,7 +35,7 @@ def test_nothing_is_copied_before_blocks_are_reserved():
     pull = make_pull(A, start=False)
     pull.announce([entry(A)], 0.1)
     assert pull.next_copies() == []
-    pull.start(TARGETS)
+    pull.start(TARGETS, 0.0)
     assert pull.next_copies() == [BlockCopy(A, BlockId(A[0]), 1, 9, TARGETS[A])]
 
 
@@ -111,7 +111,7 @@ def test_a_revoked_pull_keeps_what_was_announced_for_its_next_blocks():
     pull.announce([entry(A)], 0.1)
     pull.revoke()
     assert pull.next_copies() == []
-    pull.start({A: BlockId(80)})
+    pull.start({A: BlockId(80)}, 0.0)
     assert [copy.target for copy in pull.next_copies()] == [80]
 
 
@@ -120,7 +120,7 @@ def test_only_a_pull_that_has_begun_to_copy_can_finish_without_its_source():
     pull.announce([entry(A)], 0.1)
     pull.end = END
     assert not pull.can_finish_alone
-    pull.start(TARGETS)
+    pull.start(TARGETS, 0.0)
     assert pull.can_finish_alone
     copied(pull, Verdict.MOVED)
     assert not pull.can_finish_alone
@@ -129,3 +129,100 @@ def test_only_a_pull_that_has_begun_to_copy_can_finish_without_its_source():
 def test_starting_twice_is_our_own_error():
     with pytest.raises(ProtocolError, match="attempt 1"):
         make_pull(A).start(TARGETS)
+
+
+# ---- blocks in frames ------------------------------------------------------------------------------
+
+BLOCK = memoryview(bytes(1 << 20))
+
+
+def make_remote(*hashes: BlockHash) -> Pull:
+    pull = Pull(REQUEST, 1, SOURCE, is_remote=True)
+    pull.want(hashes, 0.0)
+    pull.announce([entry(h) for h in hashes], 0.0)
+    return pull
+
+
+def names(count: int) -> list[BlockHash]:
+    return [BlockHash(i.to_bytes(16, "little")) for i in range(count)]
+
+
+def start_all(pull: Pull) -> list[Send]:
+    return pull.start({h: BlockId(i) for i, h in enumerate(pull.lacking)}, 0.0)
+
+
+def test_blocks_are_sent_for_once_they_have_a_place():
+    pull = make_remote(A, B)
+    assert pull.next_copies() == []
+    assert start_all(pull) == [Send(SOURCE, Want(REQUEST, 1, 2, (A, B), CREDIT_BYTES))]
+    assert pull.next_copies() == [], "what is announced is not here yet"
+
+
+def test_a_block_that_came_is_copied_from_its_frame():
+    pull = make_remote(A)
+    start_all(pull)
+    pull.take([entry(A)], (BLOCK,), 0.1)
+    (copy,) = pull.next_copies()
+    assert (copy.hash, copy.target, copy.payload) == (A, BlockId(0), BLOCK)
+    assert pull.next_copies() == []
+
+
+def test_a_block_nobody_has_a_place_for_is_dropped():
+    pull = make_remote(A)
+    pull.take([entry(A)], (BLOCK,), 0.1)
+    start_all(pull)
+    pull.take([entry(B)], (BLOCK,), 0.2)
+    assert pull.next_copies() == []
+
+
+def test_credit_grows_as_blocks_are_taken_in_and_never_by_more_than_the_window():
+    hashes = names(40)
+    pull = make_remote(*hashes)
+    start_all(pull)
+    granted, taken = CREDIT_BYTES, 0
+    for block_hash in hashes:
+        pull.take([entry(block_hash)], (BLOCK,), 0.1)
+        taken += len(BLOCK)
+        for send in copied(pull, Verdict.OK):
+            assert isinstance(send.message, Fetch)
+            assert send.message.seq == 2
+            assert granted < send.message.credit <= taken + CREDIT_BYTES
+            granted = send.message.credit
+        assert granted >= min(taken + CREDIT_BYTES // 2, len(hashes) * len(BLOCK)), "the source would stand still"
+    assert not pull.lacking
+
+
+def test_a_block_that_came_broken_is_asked_for_again_with_new_credit():
+    pull = make_remote(A, B)
+    start_all(pull)
+    pull.take([entry(A)], (BLOCK,), 0.1)
+    bad, want = copied(pull, Verdict.CORRUPT)
+    assert bad == Send(SOURCE, Bad(REQUEST, 1, (A,)))
+    assert want == Send(SOURCE, Want(REQUEST, 1, 3, (A, B), CREDIT_BYTES))
+
+
+def test_a_pull_of_frames_can_finish_without_its_source_only_with_what_has_come():
+    pull = make_remote(A, B)
+    start_all(pull)
+    pull.end = END
+    pull.take([entry(A)], (BLOCK,), 0.1)
+    assert not pull.can_finish_alone
+    pull.take([entry(B)], (BLOCK,), 0.2)
+    assert pull.can_finish_alone
+
+
+def test_a_block_taken_over_from_another_pull_is_asked_for_at_the_next_tick():
+    pull = make_remote(A, B)
+    pull.start({A: BlockId(0)}, 0.0)
+    assert pull.tick(0.1) == []
+    pull.adopt(B, BlockId(1))
+    assert pull.tick(0.2) == [Send(SOURCE, Want(REQUEST, 1, 3, (A, B), CREDIT_BYTES))]
+
+
+def test_revoked_blocks_are_announced_and_not_sent_until_they_have_a_place_again():
+    pull = make_remote(A)
+    start_all(pull)
+    pull.take([entry(A)], (BLOCK,), 0.1)
+    pull.revoke()
+    assert pull.next_copies() == []
+    assert pull.tick(1.0) == [Send(SOURCE, Want(REQUEST, 1, 3, (A,), 0))]

@@ -26,7 +26,8 @@ from pdserve.core.ids import BlockId, Epoch
 from pdserve.engine.kv_pool import PoolView, buffer_bytes
 from pdserve.kvtransfer import shm
 from pdserve.kvtransfer.pull import Verdict
-from pdserve.kvtransfer.shm import PoolMemory, PoolServer, copy_and_verify, fetch_pool, host_id
+from pdserve.kvtransfer.copying import copy_and_verify
+from pdserve.kvtransfer.shm import PoolMemory, PoolServer, fetch_pool, host_id
 
 from .pools import GENERATION, LARGE_SPEC, NUM_BLOCKS, SPEC, content, empty_pool, make_copy, make_pool
 

@@ -1,0 +1,78 @@
+"""Blocks into our own pool, each verified over our own bytes before anybody may use it.
+
+Called in the copy worker of a decode node, mostly without the GIL. Nobody else may write the targets.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pdserve.core.errors import LayoutError
+from pdserve.engine.kv_pool import KVPool, PoolView
+from pdserve.kvtransfer.checksum import block_checksum
+from pdserve.kvtransfer.pull import BlockCopy, Verdict
+
+# One copy call; between two of them the worker can lose the GIL and the core.
+SLICE_BYTES = 2 << 20
+
+
+def copy_and_verify(source: PoolView, target: KVPool, copies: Sequence[BlockCopy]) -> tuple[list[Verdict], float]:
+    """Copy blocks out of a peer's pool and check that they are what was announced.
+
+    Returns a verdict per block, in order, and the seconds it took. Only blocks with Verdict.OK may be used, the
+    content of the other targets is undefined. Runs in a worker thread, mostly without the GIL; nobody else may
+    write the targets. Raises LayoutError when the two pools do not fit or a target is not in our pool.
+    """
+    if source.spec != target.spec:
+        raise LayoutError(f"cannot copy between pools of {source.spec} and {target.spec}")
+    return _each(target, copies, lambda copy: _copy_block(source, target, copy))
+
+
+def take_and_verify(target: KVPool, copies: Sequence[BlockCopy]) -> tuple[list[Verdict], float]:
+    """The same for blocks whose bytes came in frames."""
+    return _each(target, copies, lambda copy: _take_block(target, copy))
+
+
+def _each(
+    target: KVPool, copies: Sequence[BlockCopy], judge: Callable[[BlockCopy], Verdict]
+) -> tuple[list[Verdict], float]:
+    started = time.perf_counter()
+    for copy in copies:
+        if not 0 <= copy.target < target.num_blocks:
+            raise LayoutError(f"target block {copy.target} is not in a pool of {target.num_blocks}")
+    verdicts = [judge(copy) for copy in copies]
+    target.adopt([copy.target for copy, verdict in zip(copies, verdicts, strict=True) if verdict is Verdict.OK])
+    return verdicts, time.perf_counter() - started
+
+
+def _copy_block(source: PoolView, target: KVPool, copy: BlockCopy) -> Verdict:
+    if not 0 <= copy.source < source.num_blocks:
+        return Verdict.CORRUPT
+    # A seqlock: the owner bumps the generation before it writes the block again.
+    if int(source.generations[copy.source]) != copy.generation:
+        return Verdict.MOVED
+    copied = _write(source.block(copy.source), target, copy)
+    if int(source.generations[copy.source]) != copy.generation:
+        return Verdict.MOVED
+    return _judge(copied, copy)
+
+
+def _take_block(target: KVPool, copy: BlockCopy) -> Verdict:
+    if copy.payload is None or len(copy.payload) != len(target.view.block(copy.target)):
+        return Verdict.CORRUPT
+    return _judge(_write(copy.payload, target, copy), copy)
+
+
+def _write(block: memoryview, target: KVPool, copy: BlockCopy) -> memoryview:
+    """Returns our own copy."""
+    copied = target.view.block(copy.target)
+    read, written = np.frombuffer(block, np.uint8), np.frombuffer(copied, np.uint8)
+    for start in range(0, len(read), SLICE_BYTES):
+        np.copyto(written[start : start + SLICE_BYTES], read[start : start + SLICE_BYTES])
+    return copied
+
+
+def _judge(copied: memoryview, copy: BlockCopy) -> Verdict:
+    """Over our own bytes, still in the cache: what was checked is what will be used."""
+    return Verdict.OK if block_checksum(copied, copy.hash) == copy.checksum else Verdict.CORRUPT

@@ -1,0 +1,50 @@
+"""Blocks that came in frames, written into our own pool and verified there."""
+
+import pytest
+
+from pdserve.core.errors import LayoutError
+from pdserve.core.ids import BlockId
+from pdserve.kvtransfer.copying import take_and_verify
+from pdserve.kvtransfer.pull import Verdict
+from tests.kvtransfer.pools import LARGE_SPEC, SPEC, content, empty_pool, make_copy
+
+
+def payload(block_id: int, spec=SPEC) -> memoryview:
+    return memoryview(content(spec, block_id))
+
+
+def test_a_block_is_written_to_its_place_and_nowhere_else():
+    target = empty_pool(LARGE_SPEC)
+    verdicts, busy_s = take_and_verify(target, [make_copy(3, 5, LARGE_SPEC, payload=payload(3, LARGE_SPEC))])
+    assert verdicts == [Verdict.OK]
+    assert busy_s > 0
+    for block_id in range(target.num_blocks):
+        written = bytes(target.view.block(BlockId(block_id)))
+        assert written == (content(LARGE_SPEC, 3) if block_id == 5 else bytes(LARGE_SPEC.payload_bytes))
+
+
+@pytest.mark.parametrize("position", [0, SPEC.payload_bytes // 2, SPEC.payload_bytes - 1])
+def test_a_flipped_byte_is_found(position: int):
+    spoilt = bytearray(content(SPEC, 2))
+    spoilt[position] ^= 1
+    assert take_and_verify(empty_pool(), [make_copy(2, 0, payload=memoryview(spoilt))])[0] == [Verdict.CORRUPT]
+
+
+@pytest.mark.parametrize("size", [0, 1, SPEC.payload_bytes - 1, SPEC.payload_bytes + 1])
+def test_a_frame_of_another_size_is_no_block(size: int):
+    data = memoryview(content(SPEC, 2) + b"x")[:size]
+    assert take_and_verify(empty_pool(), [make_copy(2, 0, payload=data)])[0] == [Verdict.CORRUPT]
+
+
+def test_another_requests_block_is_found_by_its_name():
+    assert take_and_verify(empty_pool(), [make_copy(2, 0, payload=payload(3))])[0] == [Verdict.CORRUPT]
+
+
+def test_each_block_has_its_own_verdict():
+    copies = [make_copy(1, 0, payload=payload(1)), make_copy(2, 1, payload=payload(1)), make_copy(3, 2)]
+    assert take_and_verify(empty_pool(), copies)[0] == [Verdict.OK, Verdict.CORRUPT, Verdict.CORRUPT]
+
+
+def test_a_target_outside_the_pool_is_our_own_mistake():
+    with pytest.raises(LayoutError, match="target block 8"):
+        take_and_verify(empty_pool(), [make_copy(2, 8, payload=payload(2))])
