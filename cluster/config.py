@@ -38,6 +38,17 @@ class Http:
     host: str = setting("127.0.0.1", readers.bind_host(), "where HTTP clients connect")
     port: int = setting(8000, readers.integer(0, 65535), "its port, 0 for a free one")
     max_body_bytes: int = setting(8 * MIB, readers.size(1024, 1 << 30), "largest request body")
+    api_key_file: Path | None = setting(None, readers.file(), "file of the keys that clients must send, one a line")
+    allow_unauthenticated: str = setting(
+        "off", readers.choice("on", "off"), "on: serve others than this machine without keys"
+    )
+
+    def __post_init__(self) -> None:
+        if not (readers.is_loopback(self.host) or self.api_key_file or self.allow_unauthenticated == "on"):
+            raise ConfigError(
+                f"--host {self.host} can be reached from other machines: give clients keys with --api-key-file FILE, "
+                "or say --allow-unauthenticated on"
+            )
 
 
 @dataclass(frozen=True, slots=True)

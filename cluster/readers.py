@@ -186,17 +186,26 @@ def core_list() -> Reader:
 
 
 def bind_host() -> Reader:
-    """A host that HTTP listens on. Only this machine, while clients have no keys."""
+    """A host that HTTP listens on; whether strangers may come in is for the whole config to say."""
 
     def check(text: str) -> str:
-        if not is_loopback(text):
-            raise ValueError(
-                "is not an address of this machine alone: listening beyond it is refused, "
-                "because clients are not authenticated; use 127.0.0.1, ::1 or localhost"
-            )
+        if not text or any(character.isspace() for character in text):
+            raise ValueError("is no host: write an address of this machine, 0.0.0.0 or :: for all of them")
         return text
 
     return Reader("HOST", check, lambda value: check(_string(value)))
+
+
+def file() -> Reader:
+    """A file that exists."""
+
+    def check(text: str) -> Path:
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise ValueError("is no file")
+        return path
+
+    return Reader("FILE", check, lambda value: check(_string(value)))
 
 
 def bind_address(lowest_port: int) -> Reader:

@@ -31,6 +31,8 @@ ROUTER_FLAGS = (
     "max_model_len",
     "host",
     "port",
+    "api_key_file",
+    "allow_unauthenticated",
     "ttft_s",
     "tpot_s",
     "cooperative_prefill",

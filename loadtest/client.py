@@ -46,7 +46,7 @@ class Exchange:
     failure: Failure | None
 
 
-def open_session() -> aiohttp.ClientSession:
+def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
     """A session without limits or queues of its own.
 
     Every request opens its own connection, as separate users would: a kept one may be closed by the server
@@ -56,7 +56,11 @@ def open_session() -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None),
         cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"Accept-Encoding": "identity", "User-Agent": "pdserve-bench"},
+        headers={
+            "Accept-Encoding": "identity",
+            "User-Agent": "pdserve-bench",
+            **({} if api_key is None else {"Authorization": f"Bearer {api_key}"}),
+        },
     )
 
 

@@ -24,6 +24,7 @@ from pdserve.loadtest.config import (
     parse_span,
     parse_url,
     parse_vocabulary,
+    read_api_key,
 )
 from pdserve.loadtest.errors import LoadtestError, OptionError
 
@@ -91,6 +92,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", default="0", metavar="N", help="fixes times, lengths and prompts (0)")
     add("--json", metavar="FILE", help="write the whole report there")
     add("--model", metavar="NAME", help="model to ask for (the first that the server lists)")
+    add("--api-key-file", metavar="FILE", help="the first key in it is sent to the server")
     add("--api", default="completions", choices=list(Api), help="chat sends words: its prompt lengths are rough")
     add("--vocab", default="100-30000", metavar="A-B", help="prompt ids, B not included (100-30000)")
     add("--timeout-s", default="300", metavar="S", help="longest wait for one request (300)")
@@ -152,6 +154,7 @@ def _read_config(args: argparse.Namespace) -> BenchConfig:
             timeout_s=parse_number("--timeout-s", "", args.timeout_s),
             max_concurrency=None if max_concurrency == "none" else parse_count("--max-concurrency", max_concurrency),
             warmup=parse_count("--warmup", args.warmup),
+            api_key=None if args.api_key_file is None else read_api_key(args.api_key_file),
         ),
         load=Load(
             rate_per_s=parse_number("--rate", "", args.rate),

@@ -6,7 +6,8 @@ name the flag because that is the word users know. Light to import: the command 
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from enum import StrEnum
 from urllib.parse import urlsplit
 
@@ -106,6 +107,7 @@ class Target:
     model            None takes the first one that the server lists
     timeout_s        from the actual send of a request to the end of its stream
     max_concurrency  requests in flight at most; None is the open loop that users are
+    api_key          sent as `Authorization: Bearer KEY`, in no report
     """
 
     url: str
@@ -114,6 +116,7 @@ class Target:
     timeout_s: float = 300.0
     max_concurrency: int | None = None
     warmup: int = 1
+    api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _check_url(self.url)
@@ -129,6 +132,19 @@ class BenchConfig:
     target: Target
     load: Load
     promises: tuple[Promise, ...] = ()
+
+
+def read_api_key(path: str) -> str:
+    """The first key of a file like the server's: one a line, # begins a comment."""
+    try:
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise OptionError(f"--api-key-file {path}: cannot be read: {reason}") from None
+    key = next((line for line in lines if line and not line.startswith("#")), None)
+    if key is None or not key.isascii():
+        raise OptionError(f"--api-key-file {path}: holds no key of plain ASCII")
+    return key
 
 
 def parse_span(flag: str, text: str) -> Span:

@@ -70,6 +70,7 @@ def to_json(report: Report) -> dict[str, Any]:
     """The report as plain JSON types."""
     summary = report.summary
     config = asdict(report.config)
+    del config["target"]["api_key"]
     if math.isinf(report.config.load.rate_per_s):
         # JSON has no infinity.
         config["load"]["rate_per_s"] = "inf"

@@ -48,7 +48,7 @@ async def run(config: BenchConfig, on_progress: Callable[[Progress], None] = ign
     load, target = config.load, config.target
     schedule = plan_requests(load, target.api)
     started_at = datetime.now(UTC)
-    async with open_session() as session:
+    async with open_session(target.api_key) as session:
         model = await find_model(session, target)
         _check_fits(load, target, model)
         await _warm_up(session, load, target, model.name)

@@ -24,6 +24,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from pdserve.core.model_config import GenerationDefaults
 from pdserve.router.answer import Answer, Piece
 from pdserve.router.api import Call, parse_chat, parse_completion, prompt_too_long
+from pdserve.router.api_keys import ApiKeys
 from pdserve.router.api_error import ApiError, error_body, generation_error_body, invalid
 from pdserve.router.body import read_object
 from pdserve.router.generation import (
@@ -42,6 +43,7 @@ from pdserve.router.tokenizer import TextModel
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 REQUEST_ID = web.RequestKey("request_id", str)
 MAX_REQUEST_ID = 128
@@ -53,6 +55,8 @@ MAX_LINE_BYTES = 8190
 MIN_BODY_BYTES = 1 << 20
 BODY_BYTES_PER_TOKEN = 32
 NUM_TOKENIZER_THREADS = 2
+# What load balancers and orchestrators ask, who have no key.
+OPEN_PATHS = frozenset({"/health", "/ready"})
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVENT_STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -84,10 +88,14 @@ def create_app(
     text: TextModel,
     defaults: GenerationDefaults,
     limits: FrontDoorLimits | None = None,
+    keys: ApiKeys | None = None,
 ) -> web.Application:
-    """The routes of one served model; run it with `make_runner`."""
+    """The routes of one served model; run it with `make_runner`.
+
+    keys: without one of them only /health and /ready answer; None: everybody may use everything
+    """
     door = FrontDoor(card, service, text, defaults, limits or FrontDoorLimits())
-    app = web.Application(middlewares=[_errors_as_json])
+    app = web.Application(middlewares=[_errors_as_json] if keys is None else [_errors_as_json, _keeper(keys)])
     app.add_routes(
         [
             web.post("/v1/completions", door.completions),
@@ -292,7 +300,8 @@ class _Failure:
 def _failure(error: Exception) -> _Failure:
     """What a client is told of an exception; an unforeseen one is logged and told as nothing but itself."""
     if isinstance(error, ApiError):
-        return _Failure(error.status, error_body(error.status, error.code, error.message, error.param), {})
+        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+        return _Failure(error.status, error_body(error.status, error.code, error.message, error.param), headers)
     if isinstance(error, GenerationError):
         headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
         return _Failure(error.status, generation_error_body(error), headers)
@@ -317,10 +326,24 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except Exception as error:
         failure = _failure(error)
     response = _json_response(failure.status, failure.body, failure.headers)
-    if failure.status in (408, 413):
+    if failure.status in (401, 408, 413):
         # The rest of the body is not read, so the connection cannot be used again.
         response.force_close()
     return response
+
+
+def _keeper(keys: ApiKeys) -> Middleware:
+    """Lets nobody in without a key but those who ask whether the server lives."""
+
+    @web.middleware
+    async def keep(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_PATHS and not keys.allow(request.headers.get("Authorization")):
+            raise ApiError(
+                401, "invalid_api_key", "no valid API key: send one of the server's as `Authorization: Bearer KEY`"
+            )
+        return await handler(request)
+
+    return keep
 
 
 def _request_id(request: web.Request) -> str:

@@ -15,6 +15,7 @@ from pdserve.cluster.messages import Facts
 from pdserve.core.checkpoint import checkpoint_digest, tokenizer_digest
 from pdserve.core.errors import ConfigError
 from pdserve.core.model_config import load_generation_defaults, load_model_config
+from pdserve.router.api_keys import ApiKeys
 from pdserve.router.app import FrontDoorLimits, create_app, make_runner
 from pdserve.router.generation import ModelCard
 from pdserve.router.service import RouterService
@@ -44,7 +45,8 @@ async def _serve(config: RouterConfig) -> int:
     service = RouterService(config.control, config.admission, config.slo, facts, max_model_len)
     card = ModelCard(_served_name(config, model_dir), max_model_len, model.vocab_size)
     limits = FrontDoorLimits(max_body_bytes=config.http.max_body_bytes)
-    app = create_app(card, service, text, load_generation_defaults(model_dir), limits)
+    keys = ApiKeys.read(config.http.api_key_file) if config.http.api_key_file else None
+    app = create_app(card, service, text, load_generation_defaults(model_dir), limits, keys)
     runner = make_runner(app, shutdown_timeout_s=CLOSE_S)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

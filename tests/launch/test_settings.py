@@ -182,9 +182,18 @@ def test_a_bad_list_of_cores_is_refused(text):
         readers.core_list().from_text(text)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.1.2", "example.org", "127.0.0.1.evil.org"])
-def test_the_router_does_not_listen_for_clients_beyond_this_machine(host):
-    with pytest.raises(ConfigError, match=r"--host: .* listening beyond it is refused"):
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", "127.0.0.1.evil.org"])
+def test_strangers_are_served_only_with_keys_or_when_that_is_said(host, tmp_path):
+    with pytest.raises(ConfigError, match=f"--host {re.escape(host)} can be .* --api-key-file FILE, .*--allow-unauth"):
+        load_router({"host": host})
+    keys = write(tmp_path, "")
+    for allowed in ({"allow_unauthenticated": "on"}, {"api_key_file": str(keys)}):
+        assert load_router({"host": host, **allowed}).config.http.host == host
+
+
+@pytest.mark.parametrize("host", ["", "a host", "127.0.0.1\n"])
+def test_what_cannot_be_a_host_is_refused(host):
+    with pytest.raises(ConfigError, match="--host: .* is no host"):
         load_router({"host": host})
 
 

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from pdserve.core.model_config import GenerationDefaults
 from pdserve.core.sampling import SamplingParams
+from pdserve.router.api_keys import ApiKeys
 from pdserve.router.app import FrontDoorLimits, create_app, make_runner
 from pdserve.router.generation import GenerationError, GenerationRequest, ModelCard, Progress
 from pdserve.router.tokenizer import TextModel
@@ -161,8 +162,9 @@ async def open_door(
     card: ModelCard = CARD,
     defaults: GenerationDefaults = DEFAULTS,
     limits: FrontDoorLimits | None = None,
+    keys: ApiKeys | None = None,
 ) -> AsyncIterator[Door]:
-    runner = make_runner(create_app(card, service, text, defaults, limits), shutdown_timeout_s=0.05)
+    runner = make_runner(create_app(card, service, text, defaults, limits, keys), shutdown_timeout_s=0.05)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
