@@ -24,6 +24,18 @@ MODEL = "folder of a Hugging Face model (default: the demo model)"
 MAX_MODEL_LEN = "longest prompt + output in tokens (default: the model's)"
 
 
+KEY_FILE = setting(None, readers.file(), "the cluster's keys, made by `pdserve keygen`")
+
+
+def _check_keys(knob: str, address: str | None, key_file: Path | None) -> None:
+    host = None if address is None else readers.host_of(address)
+    if host is not None and not readers.is_loopback(host) and key_file is None:
+        raise ConfigError(
+            f"--{knob}: {address!r} is not on this machine alone: that needs keys, "
+            "make them once with `pdserve keygen FILE` and give all processes --key-file FILE"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class RouterServing:
     model: Path | None = setting(None, readers.folder(), MODEL)
@@ -59,8 +71,10 @@ class Control:
     heartbeat_s: float = setting(0.5, readers.seconds(0.01, 60), "time between two beats to each node")
     lease_s: float = setting(5.0, readers.seconds(0.1, 600), "how long blocks are kept without a beat")
     node_lost_s: float = setting(3.0, readers.seconds(0.1, 600), "silence until a node counts as lost")
+    key_file: Path | None = KEY_FILE
 
     def __post_init__(self) -> None:
+        _check_keys("control", self.control, self.key_file)
         for knob, value in (("lease_s", self.lease_s), ("node_lost_s", self.node_lost_s)):
             if value < 2 * self.heartbeat_s:
                 raise ConfigError(f"{knob} {value:g} is below two beats of heartbeat_s {self.heartbeat_s:g}")
@@ -101,6 +115,16 @@ class Network:
     transport: str = setting(
         "auto", readers.choice("auto", "shm", "zmq", metavar="HOW"), "how blocks travel: auto, shm (one host), zmq"
     )
+    key_file: Path | None = KEY_FILE
+
+    def __post_init__(self) -> None:
+        if readers.host_of(self.listen) in readers.EVERY_INTERFACE and self.advertise is None:
+            raise ConfigError(
+                f"--listen: {self.listen!r} is every interface: tell other nodes which one to dial "
+                "with --advertise tcp://HOST:PORT"
+            )
+        for knob in ("router", "listen", "advertise"):
+            _check_keys(knob, getattr(self, knob), self.key_file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import NewType, TypeVarTuple
 
 from pdserve.cluster.address import check_address, claim_path
 from pdserve.cluster.codec import Envelope, decode, encode, payloads_of
+from pdserve.cluster.keys import ClusterKeys
 from pdserve.cluster.messages import Message
 from pdserve.cluster.port import Context, Port, Sent
 from pdserve.core.errors import CodecError, ConfigError
@@ -64,6 +65,7 @@ class Endpoint:
     on_lost(link)                  the connection broke; what it had delivered was given to on_message before
     on_writable(link)              a dialled link is up now, or a send that was refused may succeed now
 
+    keys: encrypt all TCP links, and let in only who holds a key that is allowed
     Callbacks run on the loop; what they raise is logged and counted, and the link goes on.
     """
 
@@ -73,13 +75,14 @@ class Endpoint:
         on_message: Callable[[LinkId, Envelope], None],
         on_lost: Callable[[LinkId], None],
         on_writable: Callable[[LinkId], None] | None = None,
+        keys: ClusterKeys | None = None,
     ) -> None:
         self.epoch = epoch
         self.counters = EndpointCounters()
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_writable = on_writable
-        self._context = Context()
+        self._context = Context(keys)
         self._router: Port | None = None
         self._ipc_paths: list[Path] = []
         self._links: dict[LinkId, _Link] = {}

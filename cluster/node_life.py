@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from pdserve.cluster.codec import Envelope
 from pdserve.cluster.endpoint import Endpoint, LinkId
 from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.keys import ClusterKeys
 from pdserve.cluster.membership import LATE_S, Acquaintance, Dialled, Doorway, disagreement
 from pdserve.cluster.messages import Hello, Message, Peer, Peers, PoolOffer, Refused, Send, Welcome, WrongEpoch
 from pdserve.core.errors import LayoutError, RefusedError
@@ -60,6 +61,7 @@ class NodeLife:
         execute: Callable[[Any], None],
         pool_offer: PoolOffer | None = None,
         peer_pools: PeerPools | None = None,
+        keys: ClusterKeys | None = None,
     ):
         self.epoch = epoch
         self.machine = machine
@@ -67,7 +69,7 @@ class NodeLife:
         self._execute = execute
         self._pool_offer = pool_offer
         self._peer_pools = peer_pools
-        self._endpoint = Endpoint(epoch, self._on_frame, self._on_link_lost, self._on_writable)
+        self._endpoint = Endpoint(epoch, self._on_frame, self._on_link_lost, self._on_writable, keys)
         self._doorway = Doorway(epoch, self._endpoint, self._judge, self._welcome)
         self._router: Dialled | None = None
         self._router_address = ""

@@ -8,15 +8,21 @@ reading. Owned by Endpoint; the only file that imports zmq.
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
 from pdserve.cluster.codec import MAX_FRAME_BYTES
+from pdserve.cluster.keys import ClusterKeys
 from pdserve.core.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 # Frames per peer and direction before a send is refused; more lie in the kernel's buffers.
 HIGH_WATER_MARK = 256
@@ -35,7 +41,8 @@ OPTIONS = {
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 1000,
 }
-EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSALS
 
 
 class Sent(Enum):
@@ -45,13 +52,43 @@ class Sent(Enum):
 
 
 class Context:
-    """The I/O thread that all ports of one endpoint share; close it after them."""
+    """The I/O thread that all ports of one endpoint share; close it after them.
 
-    def __init__(self) -> None:
+    keys: every TCP connection is encrypted, and only holders of a key that is allowed are let in
+    """
+
+    def __init__(self, keys: ClusterKeys | None = None) -> None:
         self.zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.keys = keys
+        self._keeper: ThreadAuthenticator | None = None
+
+    def admit_known_keys(self) -> None:
+        """Have whoever dials a port of this context asked for its key; without that libzmq lets any key in."""
+        if self.keys is None or self._keeper is not None:
+            return
+        self._keeper = ThreadAuthenticator(self.zmq)
+        self._keeper.start()
+        self._keeper.configure_curve_callback(credentials_provider=AllowList(self.keys.allowed))
 
     def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.stop()
         self.zmq.term()
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """allowed: public keys in Z85."""
+
+    allowed: frozenset[bytes]
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key in self.allowed
+
+
+def make_key_pair() -> tuple[bytes, bytes]:
+    """A new public and secret key in Z85."""
+    return zmq.curve_keypair()
 
 
 class Port:
@@ -82,6 +119,8 @@ class Port:
         self._on_empty = on_empty
         self._is_scheduled = False
         self.is_closed = False
+        self._num_failed = 0
+        self._context = context
         self._socket = context.zmq.socket(kind)
         for option, value in OPTIONS.items():
             self._socket.setsockopt(option, value)
@@ -107,6 +146,11 @@ class Port:
         """Listen; returns the address with the port that was given. Raises ConfigError."""
         try:
             self._socket.setsockopt(zmq.IPV6, "[" in address)
+            keys = self._context.keys
+            if keys is not None and address.startswith("tcp:"):
+                self._context.admit_known_keys()
+                self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+                self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
             self._socket.bind(address)
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot listen on {address}: {error.strerror}") from error
@@ -117,6 +161,11 @@ class Port:
         """Dial, again and again until the first connection stands. Raises ConfigError for a bad address."""
         try:
             self._socket.setsockopt(zmq.IPV6, "[" in address)
+            keys = self._context.keys
+            if keys is not None and address.startswith("tcp:"):
+                self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.public)
+                self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+                self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
             self._socket.connect(address)
         except zmq.ZMQError as error:
             raise ConfigError(f"cannot dial {address}: {error.strerror}") from error
@@ -183,8 +232,20 @@ class Port:
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._events()  # makes the new connection writable for us
                 self._on_up()
+            elif event["event"] & REFUSALS:
+                self._count_refusal(event["endpoint"].decode(errors="replace"))
             else:
                 self._on_down(event["value"])
+
+    def _count_refusal(self, address: str) -> None:
+        """libzmq goes on trying, and strangers may try as often as they like: 1, 2, 4, 8, ... come into the log."""
+        self._num_failed += 1
+        if self._num_failed & (self._num_failed - 1) == 0:
+            log.warning(
+                "no connection on %s (%d so far): the other side has no key that is allowed here, or speaks no ZeroMQ",
+                address,
+                self._num_failed,
+            )
 
     def _events(self) -> int:
         return int(self._socket.getsockopt(zmq.EVENTS))

@@ -20,6 +20,9 @@ SHIFT = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+EVERY_INTERFACE = frozenset({"0.0.0.0", "::", "*"})
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """metavar is the value's place-holder in the help, show how the help writes a default."""
@@ -212,17 +215,7 @@ def bind_address(lowest_port: int) -> Reader:
     """A ZeroMQ address to listen on; port 0, where allowed, lets the system choose."""
 
     def check(text: str) -> str:
-        host = _check_address(text, lowest_port)
-        if host in {"0.0.0.0", "::", "*"}:
-            raise ValueError(
-                "listens on every interface: that is refused, because nodes have no keys, "
-                "and peers could not dial it without --advertise; use tcp://127.0.0.1:PORT or ipc:///PATH"
-            )
-        if host is not None and not is_loopback(host):
-            raise ValueError(
-                "listens beyond this machine: that is refused, because nodes have no keys; "
-                "use tcp://127.0.0.1:PORT or ipc:///PATH"
-            )
+        _check_address(text, lowest_port)
         return text
 
     return Reader("ADDR", check, lambda value: check(_string(value)))
@@ -232,11 +225,16 @@ def dial_address() -> Reader:
     """A ZeroMQ address to connect to."""
 
     def check(text: str) -> str:
-        if _check_address(text, 1) in {"0.0.0.0", "::", "*"}:
+        if _check_address(text, 1) in EVERY_INTERFACE:
             raise ValueError("is no address that can be dialled: name one host")
         return text
 
     return Reader("ADDR", check, lambda value: check(_string(value)))
+
+
+def host_of(address: str) -> str | None:
+    """The host of a checked ZeroMQ address, None for an ipc one."""
+    return _check_address(address, 0)
 
 
 def is_loopback(host: str) -> bool:

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pdserve.cluster.config import DecodeConfig
+from pdserve.cluster.keys import read_keys
 from pdserve.cluster.messages import Hello, PoolOffer, Role
 from pdserve.cluster.node_life import ROUTER, NodeLife
 from pdserve.core.block_hash import BlockHasher
@@ -114,7 +115,8 @@ class DecodeNode:
             Policy(config.steps.prefill_policy),
         )
         hello = Hello(NodeId(config.name), Role(config.role), parts.facts, parts.capacity)
-        self._life = NodeLife(hello, epoch, scheduler, self._execute, peer_pools=self._peers)
+        keys = read_keys(config.network.key_file)
+        self._life = NodeLife(hello, epoch, scheduler, self._execute, peer_pools=self._peers, keys=keys)
         self._thread = parts.thread
         self._post = asyncio.get_running_loop().call_soon_threadsafe
 

@@ -33,6 +33,7 @@ usage: pdserve COMMAND [options]
   bench       load test against any OpenAI-compatible server
   config      check a configuration, or show it with --dump
   demo-model  convert the demo model once and print its folder
+  keygen      make the keys of a cluster that spans machines
 
   --version   print the version
   --help      also after each command
@@ -117,6 +118,12 @@ def _config(line: list[str]) -> int:
     return 0
 
 
+def _keygen(line: list[str]) -> int:
+    from pdserve.launch import keygen
+
+    return keygen.main(line)
+
+
 def _demo_model(line: list[str]) -> int:
     parser = make_parser("pdserve demo-model", "Convert the demo model once; print its folder.", "pdserve demo-model")
     parser.parse_line(line)
@@ -134,6 +141,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": _bench,
     "config": _config,
     "demo-model": _demo_model,
+    "keygen": _keygen,
 }
 
 

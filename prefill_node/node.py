@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import replace
 
 from pdserve.cluster.config import PrefillConfig
+from pdserve.cluster.keys import read_keys
 from pdserve.cluster.messages import Hello, Role
 from pdserve.cluster.node_life import ROUTER, NodeLife
 from pdserve.core.ids import Epoch, NodeId
@@ -45,7 +46,7 @@ async def serve(config: PrefillConfig, parts: NodeParts, stop: asyncio.Event) ->
                 life.send(action.peer, replace(action.blocks, payloads=payloads))
 
         offer = None if config.network.transport == "zmq" else server.offer
-        life = NodeLife(hello, epoch, scheduler, execute, pool_offer=offer)
+        life = NodeLife(hello, epoch, scheduler, execute, pool_offer=offer, keys=read_keys(config.network.key_file))
         try:
             await life.run(config.network.router, config.network.listen, config.network.advertise, stop)
         finally:

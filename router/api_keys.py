@@ -2,9 +2,9 @@
 
 import hashlib
 import hmac
-import stat
 from pathlib import Path
 
+from pdserve.cluster.private_file import read_private
 from pdserve.core.errors import ConfigError
 
 SCHEME = "bearer"
@@ -23,16 +23,7 @@ class ApiKeys:
 
         Raises ConfigError when the file cannot be read, when others than its owner can, or when a key is too short.
         """
-        try:
-            mode = path.stat().st_mode
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise ConfigError(f"--api-key-file {path}: cannot be read: {reason}") from None
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ConfigError(
-                f"--api-key-file {path}: others than its owner may use it (mode {stat.S_IMODE(mode):04o}): chmod 600"
-            )
+        text = read_private(path, "--api-key-file")
         lines = [line.strip() for line in text.splitlines()]
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:

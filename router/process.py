@@ -10,6 +10,7 @@ from aiohttp import web
 
 from pdserve.cluster import event_loop
 from pdserve.cluster.config import RouterConfig
+from pdserve.cluster.keys import read_keys
 from pdserve.cluster.logs import start_logging
 from pdserve.cluster.messages import Facts
 from pdserve.core.checkpoint import checkpoint_digest, tokenizer_digest
@@ -42,11 +43,12 @@ async def _serve(config: RouterConfig) -> int:
         raise ConfigError(f"--max-model-len {max_model_len} is above the model's {model.max_position_embeddings}")
     text = TextModel.load(model_dir)
     facts = Facts(checkpoint_digest(model_dir), tokenizer_digest(model_dir), "", b"", "", ())
-    service = RouterService(config.control, config.admission, config.slo, facts, max_model_len)
+    keys = read_keys(config.control.key_file)
+    service = RouterService(config.control, config.admission, config.slo, facts, max_model_len, keys)
     card = ModelCard(_served_name(config, model_dir), max_model_len, model.vocab_size)
     limits = FrontDoorLimits(max_body_bytes=config.http.max_body_bytes)
-    keys = ApiKeys.read(config.http.api_key_file) if config.http.api_key_file else None
-    app = create_app(card, service, text, load_generation_defaults(model_dir), limits, keys)
+    api_keys = ApiKeys.read(config.http.api_key_file) if config.http.api_key_file else None
+    app = create_app(card, service, text, load_generation_defaults(model_dir), limits, api_keys)
     runner = make_runner(app, shutdown_timeout_s=CLOSE_S)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -15,6 +15,7 @@ from pdserve.cluster.codec import Envelope
 from pdserve.cluster.config import Admission, Control, Slo
 from pdserve.cluster.endpoint import Endpoint, LinkId
 from pdserve.cluster.events import Received, Tick
+from pdserve.cluster.keys import ClusterKeys
 from pdserve.cluster.membership import Admitted, Doorway, Liveness, disagreement
 from pdserve.cluster.messages import Facts, Held, Hello, Refused, Role, Send, Welcome, WrongEpoch
 from pdserve.core.block_hash import BlockHasher
@@ -87,7 +88,15 @@ class TokenStream:
 class RouterService:
     """facts: the checkpoint and tokenizer that the router itself has loaded."""
 
-    def __init__(self, control: Control, admission: Admission, slo: Slo, facts: Facts, max_model_len: int):
+    def __init__(
+        self,
+        control: Control,
+        admission: Admission,
+        slo: Slo,
+        facts: Facts,
+        max_model_len: int,
+        keys: ClusterKeys | None = None,
+    ):
         self.epoch = Epoch.new()
         self.metrics = RouterMetrics()
         self._control = control
@@ -103,7 +112,7 @@ class RouterService:
         )
         self._streams: dict[RequestId, TokenStream] = {}
         self._liveness = Liveness(control.heartbeat_s, control.node_lost_s)
-        self._endpoint = Endpoint(self.epoch, self._on_frame, self._on_link_lost)
+        self._endpoint = Endpoint(self.epoch, self._on_frame, self._on_link_lost, keys=keys)
         self._doorway = Doorway(self.epoch, self._endpoint, self._judge, self._welcome)
         self._was_ready = False
 

@@ -205,10 +205,12 @@ def test_hosts_of_this_machine_are_allowed(host):
 @pytest.mark.parametrize(
     ("name", "address", "message"),
     [
-        ("listen", "tcp://0.0.0.0:0", "without --advertise"),
-        ("listen", "tcp://*:5555", "without --advertise"),
-        ("listen", "tcp://[::]:5555", "without --advertise"),
-        ("listen", "tcp://10.1.2.3:5555", "listens beyond this machine"),
+        ("listen", "tcp://0.0.0.0:0", "with --advertise tcp://HOST:PORT"),
+        ("listen", "tcp://*:5555", "with --advertise tcp://HOST:PORT"),
+        ("listen", "tcp://[::]:5555", "with --advertise tcp://HOST:PORT"),
+        ("listen", "tcp://10.1.2.3:5555", "give all processes --key-file FILE"),
+        ("router", "tcp://10.1.2.3:5757", "give all processes --key-file FILE"),
+        ("advertise", "tcp://node.example.org:5757", "give all processes --key-file FILE"),
         ("listen", "5555", "write tcp://HOST:PORT or ipc:///PATH"),
         ("listen", "tcp://127.0.0.1", "write tcp://HOST:PORT"),
         ("listen", "tcp://127.0.0.1:99999", "write tcp://HOST:PORT"),
@@ -226,6 +228,23 @@ def test_a_node_refuses_an_address_that_is_open_or_cannot_be_dialled(name, addre
     with pytest.raises(ConfigError, match=re.escape(message)) as refusal:
         load_config(PrefillConfig, {name: address}, environ={})
     assert f"--{name}: {address!r}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:5757", "tcp://10.1.2.3:5757"])
+def test_a_router_is_there_for_nodes_of_other_machines_only_with_keys(address, tmp_path):
+    with pytest.raises(ConfigError, match="--control: .* give all processes --key-file FILE"):
+        load_router({"control": address})
+    keys = write(tmp_path, "")
+    assert load_router({"control": address, "key_file": str(keys)}).config.control.control == address
+
+
+def test_a_node_goes_beyond_this_machine_with_keys_and_an_address_to_be_dialled_at(tmp_path):
+    keys = write(tmp_path, "")
+    flags = {"listen": "tcp://0.0.0.0:7001", "router": "tcp://10.0.0.1:5757", "key_file": str(keys)}
+    with pytest.raises(ConfigError, match="--listen: .* with --advertise"):
+        load_config(PrefillConfig, flags, environ={})
+    network = load_config(PrefillConfig, flags | {"advertise": "tcp://10.0.0.2:7001"}, environ={}).config.network
+    assert network.listen == "tcp://0.0.0.0:7001"
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "tcp://[::1]:7", "tcp://localhost:7", "ipc:///run/p.ipc"])

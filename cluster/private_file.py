@@ -1,0 +1,33 @@
+"""Files that hold secrets: nobody but their owner may read or write them."""
+
+import os
+import stat
+from pathlib import Path
+
+from pdserve.core.errors import ConfigError
+
+
+def read_private(path: Path, flag: str) -> str:
+    """The text of a secret file. Raises ConfigError, naming `flag`, when it cannot be read or others can use it."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"{flag} {path}: cannot be read: {reason}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(f"{flag} {path}: others than its owner may use it (mode {stat.S_IMODE(mode):04o}): chmod 600")
+    return text
+
+
+def write_private(path: Path, text: str) -> None:
+    """Make a new file with mode 0600. Raises ConfigError when there is one already or none can be made."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{path} is there already: keys are not overwritten, remove it first") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
