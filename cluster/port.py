@@ -163,7 +163,7 @@ class Port:
             self._socket.setsockopt(zmq.IPV6, "[" in address)
             keys = self._context.keys
             if keys is not None and address.startswith("tcp:"):
-                self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.public)
+                self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
                 self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
                 self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
             self._socket.connect(address)

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ WAIT_S = 10.0
 TCP = "tcp://127.0.0.1:0"
 
 
-def make_keys(*further: bytes) -> ClusterKeys:
+def make_keys(*further: bytes, server: bytes | None = None) -> ClusterKeys:
     public, secret = make_key_pair()
-    return ClusterKeys(public, secret, frozenset([public, *further]))
+    return ClusterKeys(public, secret, server or public, frozenset([public, *further]))
 
 
 @asynccontextmanager
@@ -64,18 +65,22 @@ async def test_holders_of_the_same_pair_talk(caplog):
     assert await reaches(keys, keys, caplog)
 
 
-async def test_a_key_that_is_allowed_is_let_in_while_keys_are_replaced(caplog):
-    old = make_keys()
-    new = make_keys(old.public)
-    # The dialling side expects the pair that the listening side has.
-    dialling = ClusterKeys(new.public, new.secret, new.allowed)
-    assert await reaches(new, dialling, caplog)
+async def test_a_pair_of_its_own_lets_in_whom_the_other_side_allows(caplog):
+    router = make_keys()
+    node = make_keys(server=router.public)
+    allowing = replace(router, allowed=router.allowed | {node.public})
+    assert await reaches(allowing, node, caplog)
 
 
-async def test_a_stranger_with_a_key_of_its_own_is_not_let_in(caplog):
-    keys, stranger = make_keys(), make_keys()
-    knows_the_server = ClusterKeys(keys.public, stranger.secret, frozenset())
-    assert not await reaches(keys, knows_the_server, caplog)
+async def test_a_stranger_who_knows_only_the_public_key_is_not_let_in(caplog):
+    router = make_keys()
+    assert not await reaches(router, make_keys(server=router.public), caplog)
+
+
+async def test_whoever_is_dialled_must_have_the_key_that_is_expected(caplog):
+    ours = make_keys()
+    impostor = make_keys(ours.public)
+    assert not await reaches(impostor, ours, caplog)
 
 
 async def test_nobody_is_let_in_without_a_key(caplog):
@@ -154,6 +159,7 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path):
         ("allow = []", 'allow = ["short"]', "entry 1 of allow is no key"),
         ("allow = []", "allow = 3", "allow is no list"),
         ("allow = []", "alow = []", "unknown entry 'alow'"),
+        ("allow = []", "server = 1", "server is no key"),
         ("allow = []", "allow = [", "is not what `pdserve keygen` writes"),
     ],
 )
