@@ -1,7 +1,8 @@
 """The command `pdserve`: one screen of help a command, and quick, because nothing heavy is imported here.
 
     up       router and nodes as child processes (up.py)          bench       load test (loadtest/command.py)
-    router   this process alone; likewise prefill, decode         config      check or show a configuration
+    router   this process alone; likewise prefill, decode         status      the nodes of a running cluster, their pools and links
+  config      check or show a configuration
     demo-model   convert the demo model, print its folder
 
 Exit code 2 is a refusal that would happen again: bad flags, configuration or model.
@@ -31,6 +32,7 @@ usage: pdserve COMMAND [options]
   prefill     one prefill node
   decode      one decode node, or a colocated one with --role both
   bench       load test against any OpenAI-compatible server
+  status      the nodes of a running cluster, their pools and links
   config      check a configuration, or show it with --dump
   demo-model  convert the demo model once and print its folder
   keygen      make the keys of a cluster that spans machines
@@ -124,6 +126,12 @@ def _keygen(line: list[str]) -> int:
     return keygen.main(line)
 
 
+def _status(line: list[str]) -> int:
+    from pdserve.launch import status
+
+    return status.main(line)
+
+
 def _demo_model(line: list[str]) -> int:
     parser = make_parser("pdserve demo-model", "Convert the demo model once; print its folder.", "pdserve demo-model")
     parser.parse_line(line)
@@ -142,6 +150,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "config": _config,
     "demo-model": _demo_model,
     "keygen": _keygen,
+    "status": _status,
 }
 
 

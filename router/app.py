@@ -104,6 +104,7 @@ def create_app(
             web.get("/health", door.health),
             web.get("/ready", door.ready),
             web.get("/metrics", door.metrics),
+            web.get("/cluster", door.cluster),
         ]
     )
     app.on_response_prepare.append(_echo_request_id)
@@ -192,6 +193,9 @@ class FrontDoor:
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._service.metrics_text(), headers={"Content-Type": METRICS_TYPE})
+
+    async def cluster(self, request: web.Request) -> web.StreamResponse:
+        return _json_response(200, self._service.overview())
 
     async def _read_body(self, request: web.Request) -> dict[str, Any]:
         return await read_object(request, self._limits.max_body_bytes_for(self._card), self._limits.body_timeout_s)

@@ -84,3 +84,6 @@ class GenerationService(Protocol):
 
     def metrics_text(self) -> bytes:
         """Prometheus text of the router and of every node."""
+
+    def overview(self) -> dict[str, Any]:
+        """Every node as the router knows it, as JSON types."""

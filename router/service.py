@@ -33,6 +33,7 @@ from pdserve.router.dispatcher import (
     Submit,
 )
 from pdserve.router.generation import GenerationError, GenerationRequest, Progress
+from pdserve.router.overview import overview
 from pdserve.router.metrics import RouterMetrics
 from pdserve.router.record import Record, Times
 
@@ -175,6 +176,9 @@ class RouterService:
 
     def metrics_text(self) -> bytes:
         return self.metrics.text(self._dispatcher)
+
+    def overview(self) -> dict[str, Any]:
+        return overview(self._dispatcher)
 
     def _fitted(self, request: GenerationRequest) -> SamplingParams:
         """What cannot fit an empty pool is refused, with both numbers; what names no end gets one that fits."""

@@ -98,6 +98,9 @@ class ScriptedService:
     def readiness(self) -> tuple[bool, str]:
         return self.ready
 
+    def overview(self) -> dict[str, Any]:
+        return {"ready": self.ready[0], "reason": self.ready[1], "queued_requests": 3, "nodes": []}
+
     def metrics_text(self) -> bytes:
         return b"# TYPE pdserve_running gauge\npdserve_running 0\n"
 

@@ -1,0 +1,79 @@
+"""`pdserve status`: the nodes of a running cluster, their pools and links, as their router knows them."""
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from pdserve.cluster.private_file import read_private
+from pdserve.core.errors import ConfigError
+from pdserve.launch.arguments import make_parser
+
+DESCRIPTION = "Print the nodes of a running cluster: roles, states, KV pools, links. Exit code 1: it is not ready."
+TIMEOUT_S = 5.0
+COLUMNS = ("node", "role", "state", "KV used", "leased", "running", "waiting", "prompt", "links")
+
+
+def main(line: list[str]) -> int:
+    """Ask the router and print. Raises ConfigError when there is no router to ask."""
+    parser = make_parser("pdserve status", DESCRIPTION, "pdserve status [--url URL] [--api-key-file FILE]")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the router (default: http://127.0.0.1:8000)")
+    parser.add_argument("--api-key-file", metavar="FILE", help="the first key in it is sent to the router")
+    given = parser.parse_line(line)
+    key = None if given.api_key_file is None else _first_key(Path(given.api_key_file))
+    found = _ask(given.url.rstrip("/"), key)
+    print(table(found))
+    return 0 if found["ready"] else 1
+
+
+def table(found: dict[str, Any]) -> str:
+    """What a person reads: a line a node, then whether requests are served."""
+    rows = [COLUMNS, *(_row(node) for node in found["nodes"])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    queued = f"{found['queued_requests']} requests queued"
+    return "\n".join([*lines, "", f"{'ready' if found['ready'] else 'not ready: ' + found['reason']}, {queued}"])
+
+
+def _row(node: dict[str, Any]) -> tuple[str, ...]:
+    kv = node.get("kv")
+    if kv is None:
+        return (node["node"], node["role"], node["state"], "", "", "", "", "", " ".join(node["links"]))
+    total = node["kv_blocks"]
+    used = total - kv["free"] - kv["cached"]
+    return (
+        node["node"],
+        node["role"],
+        node["state"],
+        f"{used} of {total} blocks ({100 * used / total:.0f} %)",
+        str(kv["leased"]),
+        str(node["running"]),
+        str(node["waiting"]),
+        f"{node['prompt_token_ms']:.2f} ms/token",
+        " ".join(node["links"]),
+    )
+
+
+def _ask(url: str, key: str | None) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url {url}: must begin with http:// or https://")
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/cluster", headers=headers), timeout=TIMEOUT_S) as got:
+            found: dict[str, Any] = json.load(got)
+            return found
+    except urllib.error.HTTPError as error:
+        error.close()
+        hint = ": it wants a key, give --api-key-file FILE" if error.code == 401 else ""
+        raise ConfigError(f"--url {url}: answered {error.code}{hint}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--url {url}: no router answers there ({getattr(error, 'reason', error)})") from None
+
+
+def _first_key(path: Path) -> str:
+    lines = [line.strip() for line in read_private(path, "--api-key-file").splitlines()]
+    key = next((line for line in lines if line and not line.startswith("#")), None)
+    if key is None:
+        raise ConfigError(f"--api-key-file {path}: holds no key")
+    return key
