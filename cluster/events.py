@@ -26,6 +26,11 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """This node is to end: it takes no new work and finishes what it has."""
+
+
+@dataclass(frozen=True, slots=True)
 class LinkUp:
     """Both sides of the handshake with this peer are done. is_remote: its memory cannot be mapped here."""
 

@@ -306,13 +306,15 @@ class Gauges:
 class Held:
     """The node's answer to the Live of the same beat: what it holds, its gauges, the peers it is linked to.
 
-    With NO_BEAT it answers none: the links have changed, and nothing follows from what `entries` lacks.
+    With NO_BEAT it answers none: something else has changed, and nothing follows from what `entries` lacks.
+    is_leaving: it takes no new work.
     """
 
     beat: int
     entries: tuple[HeldEntry, ...]
     gauges: Gauges
     links: tuple[NodeId, ...]
+    is_leaving: bool = False
 
 
 # ---- decode node to prefill node and back ---------------------------------------------------------

@@ -9,12 +9,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pdserve.cluster.codec import Envelope
+from pdserve.cluster.config import Network
 from pdserve.cluster.endpoint import Endpoint, LinkId
-from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.events import Joined, Leave, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.keys import ClusterKeys
 from pdserve.cluster.membership import LATE_S, Acquaintance, Dialled, Doorway, disagreement
 from pdserve.cluster.messages import Hello, Message, Peer, Peers, PoolOffer, Refused, Send, Welcome, WrongEpoch
@@ -26,10 +27,21 @@ log = logging.getLogger(__name__)
 ROUTER = NodeId("router")
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a node is told to end. leave: take no new work, finish what there is, then end; stop: end now."""
+
+    leave: asyncio.Event
+    stop: asyncio.Event
+
+
 class Machine(Protocol):
     def handle(self, event: Any, now: float) -> list[Any]: ...
 
     def check(self) -> None: ...
+
+    @property
+    def is_drained(self) -> bool: ...
 
 
 class PeerPools(Protocol):
@@ -81,26 +93,29 @@ class NodeLife:
         self._beat_s, self._silence_s = 0.5, 3.0
         self._joined = asyncio.Event()
         self._fatal: asyncio.Future[None] | None = None
+        self._is_leaving = False
+        self._drained = asyncio.Event()
         self._is_over = False
 
     # ---- life ------------------------------------------------------------------------------------
 
-    async def run(self, router_address: str, listen: str, advertise: str | None, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set. Raises RefusedError when the router refuses this node, or what `fail` was told."""
+    async def run(self, network: Network, ending: Ending) -> None:
+        """Serve until told to end. Raises RefusedError when the router refuses this node, or what `fail` was told."""
         self._fatal = asyncio.get_running_loop().create_future()
         try:
-            bound = await self._endpoint.listen(listen)
-            self._hello = replace(self._hello, peer_address=advertise or bound)
-            self._router_address = router_address
-            self._router = Dialled(self._endpoint.connect(router_address), self._endpoint, self.epoch, self._hello)
+            bound = await self._endpoint.listen(network.listen)
+            self._hello = replace(self._hello, peer_address=network.advertise or bound)
+            self._router_address = network.router
+            self._router = Dialled(self._endpoint.connect(network.router), self._endpoint, self.epoch, self._hello)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 beats = tasks.create_task(self._beats(), name="beats")
-                stopped = tasks.create_task(_finished(stop), name="stop")
-                ends: set[asyncio.Future[None]] = {stopped, self._fatal}
+                stopped = tasks.create_task(_finished(ending.stop), name="stop")
+                left = tasks.create_task(self._leave(ending.leave, network.drain_s), name="leave")
+                ends: set[asyncio.Future[None]] = {stopped, left, self._fatal}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                beats.cancel()
-                stopped.cancel()
+                for task in (beats, stopped, left):
+                    task.cancel()
             if self._fatal.done():
                 self._fatal.result()
         finally:
@@ -113,6 +128,18 @@ class NodeLife:
             for node in list(self._peers):
                 self._unlink(node)
             await self._endpoint.close()
+
+    async def _leave(self, leave: asyncio.Event, drain_s: float) -> None:
+        """Wait until this node is to leave, then until nobody needs it, for drain_s at most."""
+        await leave.wait()
+        log.info("leaving: no new work, up to %g s for what is under way", drain_s)
+        self._is_leaving = True
+        self.feed(Leave())
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._drained.wait()
+        except TimeoutError:
+            log.warning("leaving after %g s (drain_s) with requests under way: they go on elsewhere", drain_s)
 
     def fail(self, error: BaseException) -> None:
         """Something happened that this process cannot go on after: `run` raises it."""
@@ -146,6 +173,8 @@ class NodeLife:
                 self.send(action.peer, action.message)
             else:
                 self._execute(action)
+        if self._is_leaving and self.machine.is_drained:
+            self._drained.set()
 
     # ---- frames ----------------------------------------------------------------------------------
 
@@ -197,6 +226,9 @@ class NodeLife:
         if link == self._router.link:
             if self._router.lost():
                 log.warning("lost the connection to the router: it is dialled again")
+            if self._is_leaving:
+                # Nobody is left to finish anything for.
+                self._drained.set()
             self._router.redialled(self._endpoint.connect(self._router_address))
         elif link in self._links:
             node = self._links.pop(link)

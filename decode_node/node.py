@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pdserve.cluster.config import DecodeConfig
 from pdserve.cluster.keys import read_keys
 from pdserve.cluster.messages import Hello, PoolOffer, Role
-from pdserve.cluster.node_life import ROUTER, NodeLife
+from pdserve.cluster.node_life import ROUTER, Ending, NodeLife
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.errors import LayoutError
 from pdserve.core.ids import Epoch, NodeId
@@ -120,10 +120,9 @@ class DecodeNode:
         self._thread = parts.thread
         self._post = asyncio.get_running_loop().call_soon_threadsafe
 
-    async def run(self, config: DecodeConfig, stop: asyncio.Event) -> None:
-        network = config.network
+    async def run(self, config: DecodeConfig, ending: Ending) -> None:
         try:
-            await self._life.run(network.router, network.listen, network.advertise, stop)
+            await self._life.run(config.network, ending)
         finally:
             self._thread.close()
             self._copier.shutdown(wait=True)
@@ -161,6 +160,6 @@ class DecodeNode:
         self._life.feed(CopyDone(action.key, action.copies, tuple(verdicts), busy_s))
 
 
-async def serve(config: DecodeConfig, parts: NodeParts, stop: asyncio.Event) -> None:
-    """Run a decode node until `stop` is set; everything it opened is closed on return."""
-    await DecodeNode(config, parts).run(config, stop)
+async def serve(config: DecodeConfig, parts: NodeParts, ending: Ending) -> None:
+    """Run a decode node until it is told to end; everything it opened is closed on return."""
+    await DecodeNode(config, parts).run(config, ending)

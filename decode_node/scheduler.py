@@ -14,7 +14,7 @@ that are computed here. Called by DecodeNode on the event loop.
 from collections.abc import Callable, Iterable
 
 from pdserve.cluster.attempts import DEFAULT_LEASE_S, EndedAttempts
-from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.events import Joined, Leave, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.messages import (
     NO_BEAT,
     Blocks,
@@ -54,7 +54,7 @@ from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState
 BEAT_S = 0.5
 
 Action = Send | RunStep | CopyBlocks
-Event = Joined | Received | LinkUp | LinkLost | StepDone | CopyDone | Tick
+Event = Joined | Leave | Received | LinkUp | LinkLost | StepDone | CopyDone | Tick
 
 
 class DecodeScheduler:
@@ -87,6 +87,7 @@ class DecodeScheduler:
         self._next_key = 0
         self._step: StepPlan | None = None
         self._num_steps = 0
+        self._is_leaving = False
         self._from_router: dict[type, Callable[..., Iterable[Action]]] = {
             Decode: self._on_decode,
             Cancel: self._on_cancel,
@@ -116,9 +117,12 @@ class DecodeScheduler:
         elif isinstance(event, LinkUp):
             self.links.add(event.peer)
             (self._remote.add if event.is_remote else self._remote.discard)(event.peer)
-            actions.append(self._links_changed())
+            actions.append(self._news())
         elif isinstance(event, LinkLost):
             actions += self._on_link_lost(event, now)
+        elif isinstance(event, Leave):
+            self._is_leaving = True
+            actions.append(self._news())
         actions += self._settle(now)
         actions += self._start_step(now)
         actions += self._settle(now)
@@ -245,11 +249,11 @@ class DecodeScheduler:
             if job.pull is not None and job.pull.source == event.peer:
                 job.pull.orphaned = True
                 self.reservations.due.add(job.sequence.key)
-        return [self._links_changed()]
+        return [self._news()]
 
-    def _links_changed(self) -> Send:
-        """Goes before any Failed: else the router might pick the lost link again, until no attempt is left."""
-        return Send(self._router, Held(NO_BEAT, (), self.gauges(), tuple(sorted(self.links))))
+    def _news(self) -> Send:
+        """Links have changed: goes before any Failed, else the router might pick a lost one until no attempt is left."""
+        return Send(self._router, Held(NO_BEAT, (), self.gauges(), tuple(sorted(self.links)), self._is_leaving))
 
     # ---- copies ----------------------------------------------------------------------------------
 
@@ -459,6 +463,11 @@ class DecodeScheduler:
     def is_idle(self) -> bool:
         return self._step is None and not self._jobs.by_key
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether nobody needs this node any more: the router has taken the last token of every stream."""
+        return self.is_idle and not self._finished.held()
+
     def held(self, beat: int) -> Held:
         """The answer to Live: what is here, and what ended lately."""
         entries = [
@@ -471,7 +480,7 @@ class DecodeScheduler:
             for job in self._jobs
         ]
         entries += self._finished.held()
-        return Held(beat, tuple(entries), self.gauges(), tuple(sorted(self.links)))
+        return Held(beat, tuple(entries), self.gauges(), tuple(sorted(self.links)), self._is_leaving)
 
     def gauges(self) -> Gauges:
         jobs = list(self._jobs)

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from pdserve.cluster import event_loop
 from pdserve.cluster.config import Compute, Memory, NodeServing
 from pdserve.cluster.logs import start_logging
+from pdserve.cluster.node_life import Ending
 from pdserve.kvtransfer.node_parts import NodeParts, load_node_parts
 
-Serve = Callable[[Any, NodeParts, asyncio.Event], Awaitable[None]]
+Serve = Callable[[Any, NodeParts, Ending], Awaitable[None]]
 
 
 class NodeConfig(Protocol):
@@ -27,7 +28,10 @@ class NodeConfig(Protocol):
 
 
 def run_node(config: NodeConfig, max_running: int, serve: Serve) -> int:
-    """Load the model and run `serve` until SIGTERM or SIGINT; returns the exit code."""
+    """Load the model and run `serve` until a signal: the first one drains the node, the second ends it.
+
+    Returns the exit code.
+    """
     start_logging()
     parts = load_node_parts(config.name, config.serving, config.memory, config.compute, max_running)
     try:
@@ -38,7 +42,11 @@ def run_node(config: NodeConfig, max_running: int, serve: Serve) -> int:
 
 
 async def _until_signal(config: NodeConfig, parts: NodeParts, serve: Serve) -> None:
-    stop = asyncio.Event()
+    ending = Ending(asyncio.Event(), asyncio.Event())
+
+    def end() -> None:
+        (ending.stop if ending.leave.is_set() else ending.leave).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await serve(config, parts, stop)
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    await serve(config, parts, ending)

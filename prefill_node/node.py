@@ -10,7 +10,7 @@ from dataclasses import replace
 from pdserve.cluster.config import PrefillConfig
 from pdserve.cluster.keys import read_keys
 from pdserve.cluster.messages import Hello, Role
-from pdserve.cluster.node_life import ROUTER, NodeLife
+from pdserve.cluster.node_life import ROUTER, Ending, NodeLife
 from pdserve.core.ids import Epoch, NodeId
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.planner import Policy
@@ -21,8 +21,8 @@ from pdserve.kvtransfer.shm import PoolServer
 from pdserve.prefill_node.scheduler import PrefillScheduler
 
 
-async def serve(config: PrefillConfig, parts: NodeParts, stop: asyncio.Event) -> None:
-    """Run a prefill node until `stop` is set; everything it opened is closed on return."""
+async def serve(config: PrefillConfig, parts: NodeParts, ending: Ending) -> None:
+    """Run a prefill node until it is told to end; everything it opened is closed on return."""
     epoch = Epoch.new()
     scheduler = PrefillScheduler(
         ROUTER,
@@ -48,6 +48,6 @@ async def serve(config: PrefillConfig, parts: NodeParts, stop: asyncio.Event) ->
         offer = None if config.network.transport == "zmq" else server.offer
         life = NodeLife(hello, epoch, scheduler, execute, pool_offer=offer, keys=read_keys(config.network.key_file))
         try:
-            await life.run(config.network.router, config.network.listen, config.network.advertise, stop)
+            await life.run(config.network, ending)
         finally:
             parts.thread.close()

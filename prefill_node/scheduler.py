@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pdserve.cluster.attempts import EndedAttempts
-from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.events import Joined, Leave, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.messages import (
+    NO_BEAT,
     Bad,
     Cancel,
     End,
@@ -46,7 +47,7 @@ MAX_PASSES = 8
 BEAT_S = 0.5
 
 Action = Send | SendBlocks | RunStep
-Event = Joined | Received | LinkUp | LinkLost | StepDone | Tick
+Event = Joined | Leave | Received | LinkUp | LinkLost | StepDone | Tick
 
 
 class Phase(Enum):
@@ -99,6 +100,7 @@ class PrefillScheduler:
         self._next_key = 0
         self._step: StepPlan | None = None
         self._num_steps = 0
+        self._is_leaving = False
         self._from_router: dict[type, Callable[..., Iterable[Action]]] = {
             Prefill: self._on_prefill,
             Cancel: self._on_cancel,
@@ -122,6 +124,9 @@ class PrefillScheduler:
             actions += self._on_step_done(event, now)
         elif isinstance(event, Tick):
             actions += self._on_tick(event, now)
+        elif isinstance(event, Leave):
+            self._is_leaving = True
+            actions.append(Send(self._router, self.held(NO_BEAT)))
         actions += self._admit(now)
         actions += self._start_step(now)
         return actions
@@ -350,6 +355,11 @@ class PrefillScheduler:
     def is_idle(self) -> bool:
         return self._step is None and not self._queue and not self._running
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether nobody needs this node any more: every prompt is released, cancelled or expired."""
+        return self.is_idle and not self._prompts
+
     def held(self, beat: int) -> Held:
         """The answer to Live."""
         stages = {Phase.QUEUED: Stage.PREFILL, Phase.RUNNING: Stage.PREFILL, Phase.PARKED: Stage.HANDOFF}
@@ -357,7 +367,7 @@ class PrefillScheduler:
             HeldEntry(p.sequence.request, p.sequence.attempt, stages[p.phase], p.sequence.num_outputs)
             for p in self._prompts.values()
         )
-        return Held(beat, entries, self.gauges(), ())
+        return Held(beat, entries, self.gauges(), (), self._is_leaving)
 
     def gauges(self) -> Gauges:
         return Gauges(

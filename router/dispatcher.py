@@ -155,10 +155,10 @@ class Dispatcher:
 
     def readiness(self) -> tuple[bool, str]:
         """Whether a new request would be served now, and why not in one line."""
-        decoders = [node for node in self.nodes.values() if node.role in (Role.DECODE, Role.BOTH)]
+        decoders = [node for node in self._staying() if node.role in (Role.DECODE, Role.BOTH)]
         if any(node.role is Role.BOTH for node in decoders):
             return True, "ready"
-        prefills = [node for node in self.nodes.values() if node.role is Role.PREFILL]
+        prefills = [node for node in self._staying() if node.role is Role.PREFILL]
         if not prefills:
             return False, "no prefill node has joined"
         if not decoders:
@@ -171,7 +171,7 @@ class Dispatcher:
         """Most tokens that a prefill node's and a decode node's whole pool can hold."""
 
         def most(roles: tuple[Role, ...]) -> int:
-            sizes = [n.capacity.num_blocks * n.capacity.block_size for n in self.nodes.values() if n.role in roles]
+            sizes = [n.capacity.num_blocks * n.capacity.block_size for n in self._staying() if n.role in roles]
             return max(sizes, default=0)
 
         return most((Role.PREFILL, Role.BOTH)), most((Role.DECODE, Role.BOTH))
@@ -236,7 +236,10 @@ class Dispatcher:
         return max(0.0, record.times.arrived + self._ttft_slo_s - now)
 
     def _pick(self, record: Record, max_prompts: float) -> Place | None:
-        return pick(record, self.nodes.values(), max_prompts, self._cooperative)
+        return pick(record, self._staying(), max_prompts, self._cooperative)
+
+    def _staying(self) -> list[Node]:
+        return [node for node in self.nodes.values() if not node.is_leaving]
 
     def _close(self, record: Record) -> list[Action]:
         """Forget the request and free what nodes hold for it; they may have ended it by themselves."""
@@ -370,6 +373,7 @@ class Dispatcher:
     def _on_held(self, sender: NodeId, message: Held, now: float) -> Iterable[Action]:
         node = self.nodes[sender]
         node.gauges, node.links, node.doubted = message.gauges, frozenset(message.links), set()
+        node.is_leaving = message.is_leaving
         held = {(entry.request, entry.attempt): entry for entry in message.entries}
         actions: list[Action] = []
         peers = self._peers()

@@ -24,7 +24,7 @@ def _node(node: Node) -> dict[str, Any]:
         "block_size": node.capacity.block_size,
         "prompts": len(node.prompts),
         "streams": len(node.streams),
-        "state": "joined" if gauges is None else "up",
+        "state": "leaving" if node.is_leaving else "joined" if gauges is None else "up",
     }
     if gauges is not None:
         shown["kv"] = {

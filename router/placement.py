@@ -16,6 +16,7 @@ class Node:
     """What is known of one node; `prompts` and `streams` are the requests it was given, with their tokens.
 
     The tokens of a stream are those it may grow to.
+    is_leaving: it takes no new work.
     links: prefill nodes that a decode node says it is linked to. doubted: those it has failed with since then.
     """
 
@@ -26,6 +27,7 @@ class Node:
     links: frozenset[NodeId] = frozenset()
     doubted: set[NodeId] = field(default_factory=set)
     gauges: Gauges | None = None
+    is_leaving: bool = False
     prompts: dict[RequestId, int] = field(default_factory=dict)
     streams: dict[RequestId, int] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdserve.cluster.attempts import DEFAULT_LEASE_S
-from pdserve.cluster.events import Joined, LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.events import Joined, Leave, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.memory import MemoryHub
 from pdserve.cluster.messages import Capacity, Role, Send
 from pdserve.core.block_hash import BlockHasher
@@ -195,6 +195,10 @@ class InProcessCluster:
         for other, node in self.nodes.items():
             if node.alive and isinstance(node.machine, DecodeScheduler):
                 self._feed(other, LinkLost(name))
+
+    def leave(self, name: NodeId) -> None:
+        """The node is told to end once it has finished what it has."""
+        self._feed(name, Leave())
 
     def restart_prefill(self, name: NodeId) -> None:
         """Kill a prefill node; its next incarnation is linked before anybody else could do anything."""

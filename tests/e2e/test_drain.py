@@ -1,0 +1,25 @@
+"""SIGTERM on a node: its streams end where they are, new ones go elsewhere, and then it ends by itself."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from tests.e2e.conftest import Connect, Start
+
+
+async def test_a_decode_node_ends_when_its_stream_has(start: Start, connect: Connect, small_model: Path):
+    server = start("up", "--model", small_model, "--port", 0, "--kv-memory", "1MiB", "--decode", 2).wait_ready()
+    client = connect(server)
+    async with client.stream("Go on", 300, ignore_eos=True) as stream:
+        await stream.read(num_events=3)
+        before = len(server.lines)
+        os.kill(server.pid_of("D0"), signal.SIGTERM)
+        await asyncio.to_thread(server.wait_for, "leaving: no new work", since=before)
+        others = [await client.complete("Elsewhere", 4, ignore_eos=True) for _ in range(3)]
+        assert [answer.body["metrics"]["nodes"]["decode"] for answer in others] == ["D1"] * 3
+        await stream.read()
+    assert stream.closing["usage"]["completion_tokens"] == 300
+    assert (stream.closing["metrics"]["nodes"]["decode"], stream.closing["metrics"]["attempts"]) == ("D0", 1)
+    await asyncio.to_thread(server.wait_for, r"^D0 ended", since=before)
+    await asyncio.to_thread(server.wait_for, "D0 joined as decode", since=before)
