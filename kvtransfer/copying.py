@@ -1,13 +1,16 @@
 """Blocks into our own pool, each verified over our own bytes before anybody may use it.
 
-Called in the copy worker of a decode node, mostly without the GIL. Nobody else may write the targets.
+Called in the copy worker of a decode node, mostly without the GIL; nobody else may write the targets. A prefill
+node looks at its own blocks with `check_own` when a peer has read one wrong.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from pdserve.cluster.messages import HaveEntry
 from pdserve.core.errors import LayoutError
 from pdserve.engine.kv_pool import KVPool, PoolView
 from pdserve.kvtransfer.checksum import block_checksum
@@ -15,6 +18,28 @@ from pdserve.kvtransfer.pull import BlockCopy, Verdict
 
 # One copy call; between two of them the worker can lose the GIL and the core.
 SLICE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckBlocks:
+    """Action: look whether these blocks of our own still have their checksums, then report BlocksChecked."""
+
+    entries: tuple[HaveEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksChecked:
+    """Event: those of a CheckBlocks that have not."""
+
+    bad: tuple[HaveEntry, ...]
+
+
+def check_own(pool: PoolView, entries: Sequence[HaveEntry]) -> BlocksChecked:
+    """Compare blocks with the checksums they were announced with; one that has been reassigned is not judged."""
+    mine = [entry for entry in entries if int(pool.generations[entry.block_id]) == entry.generation]
+    return BlocksChecked(
+        tuple(entry for entry in mine if block_checksum(pool.block(entry.block_id), entry.hash) != entry.checksum)
+    )
 
 
 def copy_and_verify(source: PoolView, target: KVPool, copies: Sequence[BlockCopy]) -> tuple[list[Verdict], float]:

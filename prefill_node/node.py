@@ -15,6 +15,7 @@ from pdserve.core.ids import Epoch, NodeId
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone
+from pdserve.kvtransfer.copying import CheckBlocks, check_own
 from pdserve.kvtransfer.node_parts import NodeParts
 from pdserve.kvtransfer.offer import SendBlocks
 from pdserve.kvtransfer.shm import PoolServer
@@ -37,9 +38,12 @@ async def serve(config: PrefillConfig, parts: NodeParts, ending: Ending) -> None
     post = asyncio.get_running_loop().call_soon_threadsafe
     async with PoolServer(parts.memory, epoch, parts.pool.num_blocks, parts.pool.spec.block_bytes) as server:
 
-        def execute(action: RunStep | SendBlocks) -> None:
+        def execute(action: RunStep | SendBlocks | CheckBlocks) -> None:
             if isinstance(action, RunStep):
                 parts.thread.run(action.plan, post, lambda result: life.feed(StepDone(result)), life.fail)
+            elif isinstance(action, CheckBlocks):
+                # 0.1 ms a block, and seldom; fed later, because the machine is in the middle of an event.
+                post(life.feed, check_own(parts.pool.view, action.entries))
             else:
                 # As they lie in the pool: leased until they are released, and whatever arrives is verified.
                 payloads = tuple(parts.pool.view.block(entry.block_id) for entry in action.blocks.entries)

@@ -41,13 +41,14 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import RunStep, StepDone, StepPlan
 from pdserve.engine.step_cost import StepCost, StepWork
+from pdserve.kvtransfer.copying import BlocksChecked, CheckBlocks
 from pdserve.kvtransfer.offer import Answer, OfferBook, SendBlocks
 
 MAX_PASSES = 8
 BEAT_S = 0.5
 
-Action = Send | SendBlocks | RunStep
-Event = Joined | Leave | Received | LinkUp | LinkLost | StepDone | Tick
+Action = Send | SendBlocks | CheckBlocks | RunStep
+Event = Joined | Leave | Received | LinkUp | LinkLost | StepDone | BlocksChecked | Tick
 
 
 class Phase(Enum):
@@ -124,6 +125,8 @@ class PrefillScheduler:
             actions += self._on_step_done(event, now)
         elif isinstance(event, Tick):
             actions += self._on_tick(event, now)
+        elif isinstance(event, BlocksChecked):
+            self._on_checked(event)
         elif isinstance(event, Leave):
             self._is_leaving = True
             actions.append(Send(self._router, self.held(NO_BEAT)))
@@ -201,10 +204,16 @@ class PrefillScheduler:
         return self.offers.fetch(sender, message)
 
     def _on_bad(self, sender: NodeId, message: Bad, now: float) -> Iterable[Action]:
-        # Bytes that were read wrong once must not be offered to anybody again under this name.
-        for block_hash in message.hashes:
-            self.pool.forget(block_hash)
-        return []
+        """A peer read bytes that are not what they are named: whether they are wrong here, too, is looked at."""
+        found = {h: self.pool.find(h) for h in message.hashes}
+        entries = tuple(self._entry(block_id, h) for h, block_id in found.items() if block_id is not None)
+        return [CheckBlocks(entries)] if entries else []
+
+    def _on_checked(self, event: BlocksChecked) -> None:
+        """Wrong bytes are offered to nobody under this name again; a good block stays what it is."""
+        for entry in event.bad:
+            if self.pool.find(entry.hash) == entry.block_id:
+                self.pool.forget(entry.hash)
 
     # ---- the step --------------------------------------------------------------------------------
 

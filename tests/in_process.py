@@ -29,7 +29,7 @@ from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
 from pdserve.kvtransfer.checksum import block_checksum
-from pdserve.kvtransfer.copying import copy_and_verify, take_and_verify
+from pdserve.kvtransfer.copying import CheckBlocks, check_own, copy_and_verify, take_and_verify
 from pdserve.kvtransfer.offer import SendBlocks
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
 from pdserve.prefill_node.scheduler import PrefillScheduler
@@ -339,6 +339,9 @@ class InProcessCluster:
                 views = [node.pool.view.block(entry.block_id) for entry in action.blocks.entries]
                 payloads = tuple(memoryview(bytes(view)) for view in views)
                 self.hub.send(name, action.peer, dataclasses.replace(action.blocks, payloads=payloads), self.now)
+            elif isinstance(action, CheckBlocks):
+                checked = check_own(node.pool.view, action.entries)
+                self.at(0.0, lambda node=node, checked=checked: self._feed(node.name, checked))
             elif isinstance(action, RunStep):
                 self.trace.append((self.now, f"{name} step", action.plan))
                 delay = self.timing.step + self.timing.token * action.plan.num_tokens
