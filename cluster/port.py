@@ -171,7 +171,11 @@ class Port:
             raise ConfigError(f"cannot dial {address}: {error.strerror}") from error
 
     def send(self, parts: list[bytes | memoryview]) -> Sent:
-        """Queue one message without waiting. Large parts are not copied: they go out as they are when they do."""
+        """Queue one message without waiting.
+
+        Parts are copied, 0.1 ms for a megabyte: a block sent as it lies would have to outlive its pool, and
+        pyzmq starts a thread to learn when it has been sent.
+        """
         try:
             return self._send(parts)
         finally:
@@ -180,7 +184,7 @@ class Port:
     def _send(self, parts: list[bytes | memoryview]) -> Sent:
         for _ in range(2):
             try:
-                self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+                self._socket.send_multipart(parts, zmq.NOBLOCK)
                 return Sent.YES
             except zmq.Again:
                 # The refusal may be stale: asking for events makes libzmq see what its peers have read.

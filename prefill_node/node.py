@@ -45,7 +45,6 @@ async def serve(config: PrefillConfig, parts: NodeParts, ending: Ending) -> None
                 # 0.1 ms a block, and seldom; fed later, because the machine is in the middle of an event.
                 post(life.feed, check_own(parts.pool.view, action.entries))
             else:
-                # As they lie in the pool: leased until they are released, and whatever arrives is verified.
                 payloads = tuple(parts.pool.view.block(entry.block_id) for entry in action.blocks.entries)
                 life.send(action.peer, replace(action.blocks, payloads=payloads))
 
