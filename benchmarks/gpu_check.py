@@ -29,8 +29,8 @@ from pdserve.core.sampling import SamplingParams
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.step import Row, SampleSpec, Seal, StepPlan
-from pdserve.kvtransfer.pull import BlockCopy, Verdict
 from pdserve.kvtransfer.copying import copy_and_verify
+from pdserve.kvtransfer.pull import BlockCopy, Verdict
 from pdserve.kvtransfer.shm import PoolMemory, PoolServer, fetch_pool
 
 BLOCK_SIZE = 32

@@ -200,6 +200,8 @@ def _compile(annotation: Any, where: str, name: str) -> Check:
         return _tuple_check(where, _compile(item, where + "[]", name))
     if annotation is int:
         return _int_check(where, *INT_RANGES.get(name, (0, U32_MAX)))
+    if annotation is bool:
+        return _bool_check(where)
     if annotation is float:
         return _float_check(where)
     if annotation is str:
@@ -217,6 +219,15 @@ def _int_check(where: str, low: int, high: int) -> Check:
     def check(value: Any) -> int:
         if type(value) is not int or not low <= value <= high:
             _fail(where, value, f"an int in {low}..{high}")
+        return value
+
+    return check
+
+
+def _bool_check(where: str) -> Check:
+    def check(value: Any) -> bool:
+        if type(value) is not bool:
+            _fail(where, value, "true or false")
         return value
 
     return check

@@ -22,9 +22,9 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_pool import KVPool, PoolView
 from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone
+from pdserve.kvtransfer.copying import copy_and_verify, take_and_verify
 from pdserve.kvtransfer.node_parts import NodeParts
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
-from pdserve.kvtransfer.copying import copy_and_verify, take_and_verify
 from pdserve.kvtransfer.shm import MappedPool, fetch_pool, host_id
 
 log = logging.getLogger(__name__)

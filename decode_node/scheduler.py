@@ -252,7 +252,7 @@ class DecodeScheduler:
         return [self._news()]
 
     def _news(self) -> Send:
-        """Links have changed: goes before any Failed, else the router might pick a lost one until no attempt is left."""
+        """Goes before any Failed: else the router might pick a lost link again, until no attempt is left."""
         return Send(self._router, Held(NO_BEAT, (), self.gauges(), tuple(sorted(self.links)), self._is_leaving))
 
     # ---- copies ----------------------------------------------------------------------------------

@@ -19,19 +19,13 @@ import os
 import secrets
 import socket
 import struct
-import time
-from collections.abc import Sequence
-
-import numpy as np
 
 from pdserve.cluster.machine import available_memory_bytes
 from pdserve.cluster.messages import PoolOffer
 from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.ids import Epoch
 from pdserve.core.kv_spec import PAGE_BYTES
-from pdserve.engine.kv_pool import KVPool, PoolView, data_offset
-from pdserve.kvtransfer.checksum import block_checksum
-from pdserve.kvtransfer.pull import BlockCopy, Verdict
+from pdserve.engine.kv_pool import data_offset
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ argparse only splits the line; what a value may be stands in cluster/config.py a
 import argparse
 import sys
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pdserve.cluster.settings import Setting, did_you_mean
 
@@ -14,7 +14,14 @@ HELP_COLUMNS = 100
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and offers the nearest flag for one that does not exist."""
+    """Says what is wrong in one line, and offers the nearest flag for one that does not exist.
+
+    options: the group that all flags go to, shown without a heading
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.options = self.add_argument_group()
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
@@ -31,8 +38,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(prog: str, description: str, usage: str | None) -> Parser:
-    return Parser(
+    parser = Parser(
         prog=prog,
+        add_help=False,
         description=description,
         usage=usage,
         allow_abbrev=False,
@@ -40,6 +48,9 @@ def make_parser(prog: str, description: str, usage: str | None) -> Parser:
             prog, max_help_position=34, width=HELP_COLUMNS
         ),
     )
+    # Everybody knows it, and help is to fit on one screen.
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    return parser
 
 
 def add_settings(parser: Parser, settings: Iterable[Setting]) -> None:
@@ -48,7 +59,7 @@ def add_settings(parser: Parser, settings: Iterable[Setting]) -> None:
         text = item.description
         if item.default is not None:
             text += f" (default: {item.reader.show(item.default)})"
-        parser.add_argument(item.flag, metavar=item.reader.metavar, help=text.replace("%", "%%"))
+        parser.options.add_argument(item.flag, metavar=item.reader.metavar, help=text.replace("%", "%%"))
 
 
 def given(parsed: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """The command `pdserve`: one screen of help a command, and quick, because nothing heavy is imported here.
 
-    up       router and nodes as child processes (up.py)          bench       load test (loadtest/command.py)
-    router   this process alone; likewise prefill, decode         status      the nodes of a running cluster, their pools and links
-  config      check or show a configuration
-    demo-model   convert the demo model, print its folder
+    up       router and nodes as child processes (up.py)      bench        load test (loadtest/command.py)
+    router   this process alone; likewise prefill, decode     config       check or show a configuration
+    status   the nodes of a running cluster (status.py)       demo-model   convert the demo model, print its folder
+    keygen   keys for a cluster (keygen.py)
 
 Exit code 2 is a refusal that would happen again: bad flags, configuration or model.
 """
@@ -157,7 +157,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 def role_parser(role: str) -> Parser:
     """The parser of a role's own command."""
     parser = make_parser(f"pdserve {role}", DESCRIPTIONS[role], f"pdserve {role} [options]")
-    parser.add_argument("--config", metavar="FILE", help="TOML file, below PDSERVE_<NAME> variables, below flags")
+    parser.options.add_argument(
+        "--config", metavar="FILE", help="TOML file, below PDSERVE_<NAME> variables, below flags"
+    )
     add_settings(parser, settings_of(CONFIGS[role]))
     return parser
 

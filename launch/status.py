@@ -60,7 +60,9 @@ def _ask(url: str, key: str | None) -> dict[str, Any]:
         raise ConfigError(f"--url {url}: must begin with http:// or https://")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/cluster", headers=headers), timeout=TIMEOUT_S) as got:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{url}/cluster", headers=headers), timeout=TIMEOUT_S
+        ) as got:
             found: dict[str, Any] = json.load(got)
             return found
     except urllib.error.HTTPError as error:

@@ -7,8 +7,8 @@ name the flag because that is the word users know. Light to import: the command 
 import math
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from enum import StrEnum
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from pdserve.loadtest.errors import OptionError

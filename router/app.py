@@ -24,8 +24,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from pdserve.core.model_config import GenerationDefaults
 from pdserve.router.answer import Answer, Piece
 from pdserve.router.api import Call, parse_chat, parse_completion, prompt_too_long
-from pdserve.router.api_keys import ApiKeys
 from pdserve.router.api_error import ApiError, error_body, generation_error_body, invalid
+from pdserve.router.api_keys import ApiKeys
 from pdserve.router.body import read_object
 from pdserve.router.generation import (
     GenerationError,
@@ -43,7 +43,6 @@ from pdserve.router.tokenizer import TextModel
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 REQUEST_ID = web.RequestKey("request_id", str)
 MAX_REQUEST_ID = 128
@@ -336,7 +335,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     return response
 
 
-def _keeper(keys: ApiKeys) -> Middleware:
+def _keeper(keys: ApiKeys) -> Any:
     """Lets nobody in without a key but those who ask whether the server lives."""
 
     @web.middleware

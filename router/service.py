@@ -33,8 +33,8 @@ from pdserve.router.dispatcher import (
     Submit,
 )
 from pdserve.router.generation import GenerationError, GenerationRequest, Progress
-from pdserve.router.overview import overview
 from pdserve.router.metrics import RouterMetrics
+from pdserve.router.overview import overview
 from pdserve.router.record import Record, Times
 
 log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ import pytest
 from pdserve.cluster.memory import Faults, MemoryHub
 from pdserve.cluster.messages import (
     Blocks,
-    Fetch,
     Cancel,
     Decode,
     End,
+    Fetch,
     FirstToken,
     Have,
     Held,

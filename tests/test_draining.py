@@ -24,9 +24,10 @@ def given(cluster: InProcessCluster, node: NodeId) -> list[bytes]:
 @pytest.mark.parametrize(("leaving", "staying"), [(P0, P1), (D0, D1)], ids=["prefill", "decode"])
 def test_what_a_leaving_node_has_it_finishes_and_it_gets_nothing_new(leaving: NodeId, staying: NodeId):
     cluster = InProcessCluster(num_prefill=2, num_decode=2)
+    cluster.run(until=lambda: cluster.now > 0.6)
     prompts = make_prompts(8)
     requests = [cluster.submit(prompt, max_tokens=20) for prompt in prompts[:4]]
-    cluster.run(until=lambda: bool(given(cluster, leaving)) and bool(given(cluster, staying)))
+    cluster.run(until=lambda: len(given(cluster, leaving)) == len(given(cluster, staying)) == 2)
     had = given(cluster, leaving)
     cluster.leave(leaving)
     cluster.run(until=lambda: cluster.dispatcher.nodes[leaving].is_leaving)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pdserve.cluster import codec
 from pdserve.cluster.codec import MAX_FRAME_BYTES, MAX_ITEMS, Envelope, decode, encode
 from pdserve.cluster.messages import (
-    Blocks,
-    Payloads,
     PROTOCOL_VERSION,
+    Blocks,
     Cancel,
     Failed,
     Finish,
     Have,
     HaveEntry,
+    Payloads,
     Prefill,
     Stage,
     TokenRun,
@@ -53,6 +53,8 @@ def values(annotation, name):
     if annotation is int:
         low, high = codec.INT_RANGES.get(name, (0, codec.U32_MAX))
         return st.integers(low, high)
+    if annotation is bool:
+        return st.booleans()
     if annotation is float:
         return st.floats(allow_nan=False, allow_infinity=False)
     if annotation is str:

@@ -94,7 +94,7 @@ async def test_a_holder_of_keys_does_not_talk_to_who_has_none(caplog):
 async def test_what_goes_over_the_wire_cannot_be_read():
     keys = make_keys()
     secret = b"a prompt that nobody else may read"
-    seen = bytearray()
+    seen, is_over = bytearray(), asyncio.Event()
     async with endpoint(keys) as (server, heard), endpoint(keys) as (client, said):
         address = await server.listen(TCP)
         host, port = address.removeprefix("tcp://").split(":")
@@ -109,15 +109,17 @@ async def test_what_goes_over_the_wire_cannot_be_read():
                 sink.close()
 
             await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer))
+            is_over.set()
 
         tap = await asyncio.start_server(relay, "127.0.0.1", 0)
-        link = client.connect("tcp://127.0.0.1:%d" % tap.sockets[0].getsockname()[1])
+        link = client.connect(f"tcp://127.0.0.1:{tap.sockets[0].getsockname()[1]}")
         async with asyncio.timeout(WAIT_S):
             assert await said.get() == ("writable", link)
             message = Cancel(RequestId(secret[:16]), 7)
             assert client.send(link, message, NO_EPOCH)
             assert await heard.get() == ("message", message)
             client.close_link(link)
+            await is_over.wait()
             tap.close()
             await tap.wait_closed()
     assert len(seen) > 200
@@ -147,7 +149,7 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path):
     path = tmp_path / "cluster.key"
     write_private(path, key_file_text(*make_key_pair()))
     path.chmod(0o644)
-    with pytest.raises(ConfigError, match="others than its owner may use it .mode 0644.: chmod 600"):
+    with pytest.raises(ConfigError, match=r"others than its owner may use it .mode 0644.: chmod 600"):
         ClusterKeys.read(path)
 
 

@@ -128,7 +128,7 @@ def test_only_a_pull_that_has_begun_to_copy_can_finish_without_its_source():
 
 def test_starting_twice_is_our_own_error():
     with pytest.raises(ProtocolError, match="attempt 1"):
-        make_pull(A).start(TARGETS)
+        make_pull(A).start(TARGETS, 0.0)
 
 
 # ---- blocks in frames ------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.ids import BlockId, Epoch
 from pdserve.engine.kv_pool import PoolView, buffer_bytes
 from pdserve.kvtransfer import shm
+from pdserve.kvtransfer.copying import SLICE_BYTES, copy_and_verify
 from pdserve.kvtransfer.pull import Verdict
-from pdserve.kvtransfer.copying import copy_and_verify
 from pdserve.kvtransfer.shm import PoolMemory, PoolServer, fetch_pool, host_id
 
 from .pools import GENERATION, LARGE_SPEC, NUM_BLOCKS, SPEC, content, empty_pool, make_copy, make_pool
@@ -289,7 +289,7 @@ def test_copied_blocks_are_verified_and_the_others_untouched():
 
 def test_a_block_of_several_slices_is_copied_whole():
     source, target = make_pool(LARGE_SPEC, num_blocks=2), empty_pool(LARGE_SPEC, num_blocks=2)
-    assert LARGE_SPEC.payload_bytes > shm.SLICE_BYTES
+    assert LARGE_SPEC.payload_bytes > SLICE_BYTES
     assert copy_and_verify(source.view, target, [make_copy(1, 0, LARGE_SPEC)])[0] == [Verdict.OK]
     assert bytes(target.view.block(BlockId(0))) == content(LARGE_SPEC, 1)
 

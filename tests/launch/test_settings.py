@@ -193,7 +193,7 @@ def test_strangers_are_served_only_with_keys_or_when_that_is_said(host, tmp_path
 
 @pytest.mark.parametrize("host", ["", "a host", "127.0.0.1\n"])
 def test_what_cannot_be_a_host_is_refused(host):
-    with pytest.raises(ConfigError, match="--host: .* is no host"):
+    with pytest.raises(ConfigError, match=r"--host: .* is no host"):
         load_router({"host": host})
 
 
@@ -232,7 +232,7 @@ def test_a_node_refuses_an_address_that_is_open_or_cannot_be_dialled(name, addre
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:5757", "tcp://10.1.2.3:5757"])
 def test_a_router_is_there_for_nodes_of_other_machines_only_with_keys(address, tmp_path):
-    with pytest.raises(ConfigError, match="--control: .* give all processes --key-file FILE"):
+    with pytest.raises(ConfigError, match=r"--control: .* give all processes --key-file FILE"):
         load_router({"control": address})
     keys = write(tmp_path, "")
     assert load_router({"control": address, "key_file": str(keys)}).config.control.control == address
@@ -241,7 +241,7 @@ def test_a_router_is_there_for_nodes_of_other_machines_only_with_keys(address, t
 def test_a_node_goes_beyond_this_machine_with_keys_and_an_address_to_be_dialled_at(tmp_path):
     keys = write(tmp_path, "")
     flags = {"listen": "tcp://0.0.0.0:7001", "router": "tcp://10.0.0.1:5757", "key_file": str(keys)}
-    with pytest.raises(ConfigError, match="--listen: .* with --advertise"):
+    with pytest.raises(ConfigError, match=r"--listen: .* with --advertise"):
         load_config(PrefillConfig, flags, environ={})
     network = load_config(PrefillConfig, flags | {"advertise": "tcp://10.0.0.2:7001"}, environ={}).config.network
     assert network.listen == "tcp://0.0.0.0:7001"

@@ -17,7 +17,18 @@ def test_a_line_a_node_with_its_pool_and_its_links():
     cluster.submit(list(range(40)), max_tokens=50)
     cluster.run(until=lambda: cluster.now > 0.6)
     shown = table(overview(cluster.dispatcher)).splitlines()
-    assert shown[0].split() == ["node", "role", "state", "KV", "used", "leased", "running", "waiting", "prompt", "links"]
+    assert shown[0].split() == [
+        "node",
+        "role",
+        "state",
+        "KV",
+        "used",
+        "leased",
+        "running",
+        "waiting",
+        "prompt",
+        "links",
+    ]
     decode, prefill = shown[1], shown[2]
     assert decode.startswith("D0    decode   up     ")
     assert decode.endswith("  P0")

@@ -26,7 +26,17 @@ def test_every_key_of_the_file_lets_in(tmp_path: Path, header: str):
 
 @pytest.mark.parametrize(
     "header",
-    [None, "", "Bearer", "Bearer ", FIRST, f"Basic {FIRST}", f"Bearer {FIRST}x", f"Bearer {FIRST[:-1]}", "Bearer # ours"],
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        FIRST,
+        f"Basic {FIRST}",
+        f"Bearer {FIRST}x",
+        f"Bearer {FIRST[:-1]}",
+        "Bearer # ours",
+    ],
 )
 def test_anything_else_does_not(tmp_path: Path, header: str | None):
     keys = ApiKeys.read(write_keys(tmp_path, f"# ours\n{FIRST}\n"))
