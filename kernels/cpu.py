@@ -3,9 +3,6 @@
 Same names and arguments where the shapes fit; what does not fit (another dtype, a head size that is no
 multiple of a vector) goes to the reference. decode_attention alone takes other arguments: it reads the pool
 in place, each row to its own length, so nobody has to pad, copy or mask. Called by engine/llama.py.
-
-SmolLM2-135M, bf16, one core with AVX-512, taking turns with the reference (November 2026): a decode step of
-4 x 512 tokens 31 ms instead of 44, of 16 x 512 63 instead of 90; a prefill of 512 tokens 673 ms instead of 728.
 """
 
 import ctypes
