@@ -135,6 +135,9 @@ class NodeLife:
         log.info("leaving: no new work, up to %g s for what is under way", drain_s)
         self._is_leaving = True
         self.feed(Leave())
+        if self._router is None or self._router.state is not Acquaintance.KNOWN:
+            # The router went first: nobody is left to finish anything for.
+            return
         try:
             async with asyncio.timeout(drain_s):
                 await self._drained.wait()
@@ -227,7 +230,6 @@ class NodeLife:
             if self._router.lost():
                 log.warning("lost the connection to the router: it is dialled again")
             if self._is_leaving:
-                # Nobody is left to finish anything for.
                 self._drained.set()
             self._router.redialled(self._endpoint.connect(self._router_address))
         elif link in self._links:
