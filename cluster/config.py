@@ -116,7 +116,7 @@ class Network:
         "auto", readers.choice("auto", "shm", "zmq", metavar="HOW"), "how blocks travel: auto, shm (one host), zmq"
     )
     key_file: Path | None = KEY_FILE
-    drain_s: float = setting(10.0, readers.seconds(0, 3600), "longest wait on SIGTERM for requests under way")
+    drain_s: float = setting(8.0, readers.seconds(0, 3600), "longest wait on SIGTERM for requests under way")
 
     def __post_init__(self) -> None:
         if readers.host_of(self.listen) in readers.EVERY_INTERFACE and self.advertise is None:
