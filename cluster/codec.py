@@ -201,11 +201,11 @@ def _compile(annotation: Any, where: str, name: str) -> Check:
     if annotation is int:
         return _int_check(where, *INT_RANGES.get(name, (0, U32_MAX)))
     if annotation is bool:
-        return _bool_check(where)
+        return _type_check(where, bool, "true or false")
     if annotation is float:
         return _float_check(where)
     if annotation is str:
-        return _str_check(where)
+        return _type_check(where, str, "a string")
     if annotation is bytes:
         return _packed_check(where) if name in PACKED_FIELDS else _bytes_check(where)
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
@@ -224,15 +224,6 @@ def _int_check(where: str, low: int, high: int) -> Check:
     return check
 
 
-def _bool_check(where: str) -> Check:
-    def check(value: Any) -> bool:
-        if type(value) is not bool:
-            _fail(where, value, "true or false")
-        return value
-
-    return check
-
-
 def _float_check(where: str) -> Check:
     def check(value: Any) -> float:
         if type(value) is int and abs(value) <= 2**53:
@@ -244,10 +235,10 @@ def _float_check(where: str) -> Check:
     return check
 
 
-def _str_check(where: str) -> Check:
-    def check(value: Any) -> str:
-        if type(value) is not str:
-            _fail(where, value, "a string")
+def _type_check(where: str, kind: type, expected: str) -> Check:
+    def check(value: Any) -> Any:
+        if type(value) is not kind:
+            _fail(where, value, expected)
         return value
 
     return check

@@ -92,7 +92,7 @@ class Admission:
 class Slo:
     """Prompts that can keep the promise are computed before those that cannot any more.
 
-    Prompts computed on a decode node leave its streams the promised time per token, without a promise half of it.
+    A step with a prompt beside streams takes at most the promised time per token, without a promise twice theirs.
     """
 
     ttft_s: float | None = setting(None, readers.seconds(0.001, 3600), "promised time to first token, in seconds")

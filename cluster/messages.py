@@ -77,6 +77,11 @@ class Capacity:
     max_model_len: int
     max_running: int
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV the whole pool holds."""
+        return self.num_blocks * self.block_size
+
 
 @dataclass(frozen=True, slots=True)
 class PoolOffer:

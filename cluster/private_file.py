@@ -1,4 +1,7 @@
-"""Files that hold secrets: nobody but their owner may read or write them."""
+"""Files that hold secrets: nobody but their owner may read or write them.
+
+Called by cluster/keys.py, the router's API keys and the commands that make or send keys.
+"""
 
 import os
 import stat
@@ -19,6 +22,18 @@ def read_private(path: Path, flag: str) -> str:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"{flag} {path}: others than its owner may use it (mode {stat.S_IMODE(mode):04o}): chmod 600")
     return text
+
+
+def read_lines(path: Path, flag: str) -> list[tuple[int, str]]:
+    """The secrets of a file that holds one a line, each with its line's number; # begins a comment.
+
+    Raises ConfigError as read_private does, and for a file without one.
+    """
+    lines = [(number, line.strip()) for number, line in enumerate(read_private(path, flag).splitlines(), 1)]
+    secrets = [(number, line) for number, line in lines if line and not line.startswith("#")]
+    if not secrets:
+        raise ConfigError(f"{flag} {path}: holds no key")
+    return secrets
 
 
 def write_private(path: Path, text: str) -> None:

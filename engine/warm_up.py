@@ -1,4 +1,7 @@
-"""A few steps before the first request, so that it pays no first-time cost and the node knows what steps take."""
+"""A few steps before the first request, so that it pays no first-time cost and the node knows what steps take.
+
+Called once in the engine thread, by kvtransfer/node_parts.py, before the node says hello. Owns nothing.
+"""
 
 from pdserve.core.ids import BlockId
 from pdserve.core.sampling import SamplingParams

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from pdserve.kernels import reference
-from pdserve.kernels.library import LibraryError, load_library
-from pdserve.kernels.packed_linear import PANEL, PackedGatedLinear, PackedLinear, can_multiply
+from pdserve.kernels.library import LibraryError, bind, load_library
+from pdserve.kernels.packed_linear import LANES, PANEL, PackedGatedLinear, PackedLinear, can_multiply
 
 log = logging.getLogger(__name__)
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-LANES = 16
 # Limits of the buffers in cpp/attention.cpp.
 MAX_HEAD_DIM = 256
 MAX_BLOCK_SIZE = 256
@@ -42,16 +41,13 @@ class CpuKernels:
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
         self._dtype = dtype
-        self._calls = {}
-        for name, arguments in SIGNATURES.items():
-            call = library[f"{name}_{SUFFIXES[dtype]}"]
-            call.argtypes, call.restype = arguments, None
-            self._calls[name] = call
+        self._calls = {
+            name: bind(library, f"{name}_{SUFFIXES[dtype]}", arguments) for name, arguments in SIGNATURES.items()
+        }
         self._library = library
         self.can_multiply = dtype == torch.bfloat16 and can_multiply(library)
         if self.can_multiply:
-            self._chunk_attention = library.chunk_attention_bf16
-            self._chunk_attention.argtypes, self._chunk_attention.restype = CHUNK_SIGNATURE, None
+            self._calls["chunk_attention"] = bind(library, "chunk_attention_bf16", CHUNK_SIGNATURE)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         return PackedLinear(self._library, weight, bias)
@@ -117,7 +113,7 @@ class CpuKernels:
         """
         num_queries, num_heads, head_dim = q.shape
         num_kv_heads, block_size = layer_kv.shape[1], layer_kv.shape[3]
-        self._chunk_attention(
+        self._calls["chunk_attention"](
             q.data_ptr(),
             *q.stride()[:2],
             layer_kv.data_ptr(),

@@ -13,8 +13,10 @@ import platform
 import stat
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 COMPILER = "g++"
 FLAGS = ("-O3", "-march=native", "-std=gnu++17", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC")
@@ -34,6 +36,13 @@ def load_library() -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise LibraryError(f"cannot load {path}: {error}") from None
+
+
+def bind(library: ctypes.CDLL, name: str, arguments: list[Any]) -> Callable[..., None]:
+    """A function of the library that returns nothing. arguments: their ctypes."""
+    call = library[name]
+    call.argtypes, call.restype = arguments, None
+    return call
 
 
 def compile_into(folder: Path) -> Path:

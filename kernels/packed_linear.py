@@ -12,10 +12,14 @@ result. Same calls as the layers of engine/linear.py; made by kernels/cpu.py.
 """
 
 import ctypes
+from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from pdserve.kernels.library import bind
 
 LANES = 16
 PANEL = 2 * LANES
@@ -30,6 +34,12 @@ def can_multiply(library: ctypes.CDLL) -> bool:
     return bool(library.multiplies_bf16())
 
 
+@cache
+def _products(library: ctypes.CDLL) -> dict[str, Callable[..., None]]:
+    """Bound once for all layers of a model."""
+    return {name: bind(library, name, arguments) for name, arguments in SIGNATURES.items()}
+
+
 class _Packed:
     """panels: [num_panels, in_features / 2, 2, LANES, 2] bf16; bias: [num_panels * PANEL] float32 or None."""
 
@@ -38,11 +48,7 @@ class _Packed:
         self._bias = bias
         self._out_features = out_features
         self._in_features = 2 * panels.shape[1]
-        self._calls = {}
-        for name, arguments in SIGNATURES.items():
-            call = library[name]
-            call.argtypes, call.restype = arguments, None
-            self._calls[name] = call
+        self._calls = _products(library)
 
     def _run(self, name: str, x: Tensor, out: Tensor, *more: int) -> Tensor:
         assert x.shape[-1] == self._in_features, f"x is {tuple(x.shape)}, the weight takes {self._in_features}"

@@ -77,7 +77,6 @@ def load_node_parts(name: str, serving: NodeServing, memory: Memory, compute: Co
     phases.end("digests")
     cost = thread.call(lambda engine: warm_up(engine, pool))
     phases.end("warm up")
-    num_tokens = num_blocks * spec.block_size
     log.info(
         "pdserve %s, model %s, %s on %s", metadata.version("pdserve"), model_dir.name, engine.dtype, serving.device
     )
@@ -85,10 +84,10 @@ def load_node_parts(name: str, serving: NodeServing, memory: Memory, compute: Co
         "KV: %d blocks of %d tokens = %d tokens (%d bytes each, %.0f MiB), %.1f requests at the full context of %d",
         num_blocks,
         spec.block_size,
-        num_tokens,
+        capacity.num_tokens,
         spec.token_bytes,
         num_blocks * spec.block_bytes / MIB,
-        num_tokens / engine.max_model_len,
+        capacity.num_tokens / engine.max_model_len,
         engine.max_model_len,
     )
     log.info("started in %s", phases.summary())

@@ -6,7 +6,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from pdserve.cluster.private_file import read_private
+from pdserve.cluster.private_file import read_lines
 from pdserve.core.errors import ConfigError
 from pdserve.launch.arguments import make_parser
 
@@ -21,7 +21,9 @@ def main(line: list[str]) -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the router (default: http://127.0.0.1:8000)")
     parser.add_argument("--api-key-file", metavar="FILE", help="the first key in it is sent to the router")
     given = parser.parse_line(line)
-    key = None if given.api_key_file is None else _first_key(Path(given.api_key_file))
+    key = None
+    if given.api_key_file is not None:
+        _, key = read_lines(Path(given.api_key_file), "--api-key-file")[0]
     found = _ask(given.url.rstrip("/"), key)
     print(table(found))
     return 0 if found["ready"] else 1
@@ -71,11 +73,3 @@ def _ask(url: str, key: str | None) -> dict[str, Any]:
         raise ConfigError(f"--url {url}: answered {error.code}{hint}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"--url {url}: no router answers there ({getattr(error, 'reason', error)})") from None
-
-
-def _first_key(path: Path) -> str:
-    lines = [line.strip() for line in read_private(path, "--api-key-file").splitlines()]
-    key = next((line for line in lines if line and not line.startswith("#")), None)
-    if key is None:
-        raise ConfigError(f"--api-key-file {path}: holds no key")
-    return key

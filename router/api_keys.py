@@ -4,7 +4,7 @@ import hashlib
 import hmac
 from pathlib import Path
 
-from pdserve.cluster.private_file import read_private
+from pdserve.cluster.private_file import read_lines
 from pdserve.core.errors import ConfigError
 
 SCHEME = "bearer"
@@ -23,19 +23,15 @@ class ApiKeys:
 
         Raises ConfigError when the file cannot be read, when others than its owner can, or when a key is too short.
         """
-        text = read_private(path, "--api-key-file")
-        lines = [line.strip() for line in text.splitlines()]
-        keys = [line for line in lines if line and not line.startswith("#")]
-        if not keys:
-            raise ConfigError(f"--api-key-file {path}: holds no key")
-        for number, line in enumerate(lines, 1):
-            if line in keys and (len(line) < MIN_KEY_CHARS or not line.isascii() or " " in line):
+        lines = read_lines(path, "--api-key-file")
+        for number, key in lines:
+            if len(key) < MIN_KEY_CHARS or not key.isascii() or " " in key:
                 # The key itself must not come into a log.
                 raise ConfigError(
                     f"--api-key-file {path}: the key in line {number} is shorter than {MIN_KEY_CHARS} "
                     "characters, or not plain ASCII without spaces"
                 )
-        return cls(keys)
+        return cls([key for _, key in lines])
 
     def allow(self, authorization: str | None) -> bool:
         """Whether this Authorization header holds one of the keys."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Middleware
 
 from pdserve.core.model_config import GenerationDefaults
 from pdserve.router.answer import Answer, Piece
@@ -335,7 +336,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     return response
 
 
-def _keeper(keys: ApiKeys) -> Any:
+def _keeper(keys: ApiKeys) -> Middleware:
     """Lets nobody in without a key but those who ask whether the server lives."""
 
     @web.middleware

@@ -171,7 +171,7 @@ class Dispatcher:
         """Most tokens that a prefill node's and a decode node's whole pool can hold."""
 
         def most(roles: tuple[Role, ...]) -> int:
-            sizes = [n.capacity.num_blocks * n.capacity.block_size for n in self._staying() if n.role in roles]
+            sizes = [n.capacity.num_tokens for n in self._staying() if n.role in roles]
             return max(sizes, default=0)
 
         return most((Role.PREFILL, Role.BOTH)), most((Role.DECODE, Role.BOTH))

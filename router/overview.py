@@ -1,4 +1,7 @@
-"""The cluster in one object, for people: what `pdserve status` prints. Read from the dispatcher, owns nothing."""
+"""The cluster in one object, for people: what `pdserve status` prints.
+
+Read from the dispatcher, owns nothing. Called by RouterService for GET /cluster.
+"""
 
 from typing import Any
 

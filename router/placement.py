@@ -32,7 +32,7 @@ class Node:
     streams: dict[RequestId, int] = field(default_factory=dict)
 
     def fits(self, num_tokens: int) -> bool:
-        return num_tokens <= self.capacity.num_blocks * self.capacity.block_size
+        return num_tokens <= self.capacity.num_tokens
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -229,7 +229,7 @@ class RouterService:
             admitted.node,
             hello.role,
             hello.capacity.num_blocks,
-            hello.capacity.num_blocks * hello.capacity.block_size,
+            hello.capacity.num_tokens,
         )
         self._feed(NodeJoined(admitted.node, hello.role, admitted.epoch, hello.capacity, hello.peer_address, hasher))
         self._feed(Tick())
