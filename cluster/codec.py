@@ -3,7 +3,7 @@
     frame   = [version, type name, sender start_ns, sender nonce, addressee start_ns, addressee nonce, fields]
     fields  = one array item per dataclass field, in the order of declaration; nested dataclasses alike
 
-Payloads are no field: they are the frames behind this one, as many as the message has entries.
+Payloads are no field: they are the frames behind this one, as many as the message says.
 
 The schema is derived once from the annotations in messages.py. Decoding trusts nothing: a version, type,
 field count, type, range or size that is not exactly ours raises CodecError and never anything else.
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import msgpack
 
-from pdserve.cluster.messages import PROTOCOL_VERSION, Blocks, Message, Payloads
+from pdserve.cluster.messages import PROTOCOL_VERSION, Blocks, Message, Payloads, Probed
 from pdserve.core.errors import CodecError
 from pdserve.core.ids import BlockHash, Epoch, RequestId
 
@@ -89,7 +89,14 @@ def encode(message: Message, sender: Epoch, addressee: Epoch) -> bytes:
 
 def payloads_of(message: Message) -> Payloads:
     """The frames that go behind a message's own."""
-    return message.payloads if type(message) is Blocks else ()
+    return message.payloads if isinstance(message, Blocks | Probed) else ()
+
+
+def num_payloads(message: Message) -> int:
+    """How many frames a message says that it has behind its own."""
+    if isinstance(message, Blocks):
+        return len(message.entries)
+    return 1 if isinstance(message, Probed) else 0
 
 
 def decode(data: bytes, payloads: Payloads = ()) -> Envelope:
@@ -128,7 +135,7 @@ def decode(data: bytes, payloads: Payloads = ()) -> Envelope:
     sender = _EPOCH_CHECK(frame[2:4])
     addressee = _EPOCH_CHECK(frame[4:6])
     message = check(frame[6])
-    expected = len(message.entries) if type(message) is Blocks else 0
+    expected = num_payloads(message)
     if len(payloads) != expected:
         raise CodecError(f"{name} with {len(payloads)} frames behind it, expected {expected}")
     if payloads:

@@ -152,7 +152,7 @@ class Endpoint:
         if link is None or not link.is_up or link.is_leaving:
             self.counters.num_refused += 1
             return False
-        frames: list[bytes | memoryview] = [encode(message, self.epoch, addressee), *payloads_of(message)]
+        frames = [encode(message, self.epoch, addressee), *payloads_of(message)]
         sent = link.port.send([link.routing_id, *frames] if link.routing_id else frames)
         if sent is Sent.YES:
             self.counters.num_sent += 1

@@ -32,10 +32,15 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """Both sides of the handshake with this peer are done. is_remote: its memory cannot be mapped here."""
+    """Both sides of the handshake with this peer are done.
+
+    is_remote    its memory cannot be mapped here
+    bytes_per_s  how fast its blocks come, as measured; 0.0: unknown
+    """
 
     peer: NodeId
     is_remote: bool = False
+    bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

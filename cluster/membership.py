@@ -131,6 +131,10 @@ class Doorway:
             return None
         return admitted.node
 
+    def node_of(self, link: LinkId) -> NodeId | None:
+        admitted = self._links.get(link)
+        return None if admitted is None else admitted.node
+
     def lost(self, link: LinkId) -> NodeId | None:
         """The link broke; the name of the node behind it, if it had one."""
         admitted = self._links.pop(link, None)

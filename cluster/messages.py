@@ -2,7 +2,7 @@
 
     R → P  Prefill Cancel Live                P → R  Hello FirstToken Failed Held
     R → D  Decode Cancel Live Peers Resume    D → R  Hello FirstToken Tokens Ready Failed Held
-    D → P  Hello Want Release Bad             P → D  Have End Gone
+    D → P  Hello Probe Want Fetch Release Bad P → D  Probed Have Blocks End Gone
     answers to Hello: Welcome or Refused; to a frame of a wrong incarnation: WrongEpoch
 
 One request, undisturbed:
@@ -18,13 +18,15 @@ are seconds; no clock value crosses a process. Token ids and hashes travel as pa
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from pdserve.core.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
 
-PROTOCOL_VERSION = 2
-# Bytes that travel behind a message, a frame each, as they lie in memory.
-Payloads = tuple[memoryview, ...]
+PROTOCOL_VERSION = 3
+# Bytes that travel behind a message, a frame each: memoryviews where they arrive, Frames where they are sent.
+Payloads = tuple[Any, ...]
+MAX_PROBE_BYTES = 4 << 20
 NO_BEAT = 0
 
 
@@ -326,10 +328,27 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """How fast is this link? Answered with so many bytes, at most MAX_PROBE_BYTES."""
+
+    seq: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The bytes that the Probe numbered `seq` asked for, in one frame; what is in them means nothing."""
+
+    seq: int
+    payloads: Payloads = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Want:
     """The blocks the decode node lacks; a standing order until Release.
 
-    credit: bytes of them that may be sent as Blocks; 0: they are only to be announced
+    credit        bytes of them that may be sent as Blocks; 0: they are only to be announced
+    link_token_s  seconds that the KV of one token takes on its way, as measured; 0: unknown
     """
 
     request: RequestId
@@ -337,6 +356,7 @@ class Want:
     seq: int
     hashes: tuple[BlockHash, ...]
     credit: int = 0
+    link_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +434,7 @@ class Bad:
     hashes: tuple[BlockHash, ...]
 
 
-Handshake = Hello | Welcome | Refused | WrongEpoch
+Handshake = Hello | Welcome | Refused | WrongEpoch | Probe | Probed
 PrefillInbox = Prefill | Cancel | Live | Want | Fetch | Release | Bad
 DecodeInbox = Decode | Cancel | Live | Peers | Resume | Have | Blocks | End | Gone
 RouterInbox = FirstToken | Tokens | Ready | Failed | Held

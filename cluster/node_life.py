@@ -1,25 +1,38 @@
 """The asyncio edge that every node shares: links, beats, and the loop around its machine.
 
-Dials the router and the peers it is told of, lets in the peers that dial it, turns frames and clocks
-into events, and executes what the machine returns: Send here, everything else by the node. Owns the
-endpoint and the names of links. The machine and the pool belong to PrefillNode or DecodeNode.
+Dials the router, lets in the peers that dial it, turns frames and clocks into events, and executes what the
+machine returns: Send here, everything else by the node. Owns the endpoint, and PeerLinks the links to peers
+that this node dials. The machine and the pool belong to PrefillNode or DecodeNode.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pdserve.cluster.codec import Envelope
 from pdserve.cluster.config import Network
 from pdserve.cluster.endpoint import Endpoint, LinkId
-from pdserve.cluster.events import Joined, Leave, LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.events import Joined, Leave, Received, Tick
 from pdserve.cluster.keys import ClusterKeys
 from pdserve.cluster.membership import LATE_S, Acquaintance, Dialled, Doorway, disagreement
-from pdserve.cluster.messages import Hello, Message, Peer, Peers, PoolOffer, Refused, Send, Welcome, WrongEpoch
-from pdserve.core.errors import LayoutError, RefusedError
+from pdserve.cluster.messages import (
+    MAX_PROBE_BYTES,
+    Hello,
+    Message,
+    Peers,
+    PoolOffer,
+    Probe,
+    Probed,
+    Refused,
+    Send,
+    Welcome,
+    WrongEpoch,
+)
+from pdserve.cluster.peer_links import PeerLinks, PeerPools
+from pdserve.core.errors import RefusedError
 from pdserve.core.ids import Epoch, NodeId
 
 log = logging.getLogger(__name__)
@@ -44,22 +57,12 @@ class Machine(Protocol):
     def is_drained(self) -> bool: ...
 
 
-class PeerPools(Protocol):
-    """What a decode node does with the pool of a prefill node it is linked to."""
+class Backlog(Protocol):
+    """What a prefill node has ready for peers whose links took no more."""
 
-    def can_map(self, offer: PoolOffer | None) -> bool:
-        """Whether it is to be mapped; else its blocks come in frames. Raises LayoutError when neither is allowed."""
+    def writable(self, peer: NodeId) -> None: ...
 
-    def fetch(self, offer: PoolOffer, epoch: Epoch) -> Any:
-        """Map it; called in a worker thread. Raises LayoutError when it cannot be mapped here."""
-
-    def opened(self, node: NodeId, pool: Any) -> None:
-        """Use what `fetch` returned for this peer from now on."""
-
-    def closed(self, node: NodeId) -> None: ...
-
-    def discard(self, pool: Any) -> None:
-        """The peer was lost while its pool was being mapped."""
+    def gone(self, peer: NodeId) -> None: ...
 
 
 class NodeLife:
@@ -74,6 +77,7 @@ class NodeLife:
         pool_offer: PoolOffer | None = None,
         peer_pools: PeerPools | None = None,
         keys: ClusterKeys | None = None,
+        backlog: Backlog | None = None,
     ):
         self.epoch = epoch
         self.machine = machine
@@ -81,15 +85,13 @@ class NodeLife:
         self._execute = execute
         self._pool_offer = pool_offer
         self._peer_pools = peer_pools
+        self._backlog = backlog
         self._endpoint = Endpoint(epoch, self._on_frame, self._on_link_lost, self._on_writable, keys)
         self._doorway = Doorway(epoch, self._endpoint, self._judge, self._welcome)
         self._router: Dialled | None = None
         self._router_address = ""
-        self._peers: dict[NodeId, Dialled] = {}
-        self._linked: set[NodeId] = set()
+        self._peers: PeerLinks | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._addresses: dict[NodeId, str] = {}
-        self._links: dict[LinkId, NodeId] = {}
         self._beat_s, self._silence_s = 0.5, 3.0
         self._joined = asyncio.Event()
         self._fatal: asyncio.Future[None] | None = None
@@ -105,6 +107,8 @@ class NodeLife:
         try:
             bound = await self._endpoint.listen(network.listen)
             self._hello = replace(self._hello, peer_address=network.advertise or bound)
+            if self._peer_pools is not None:
+                self._peers = PeerLinks(self._endpoint, self.epoch, self._hello, self._peer_pools, self.feed)
             self._router_address = network.router
             self._router = Dialled(self._endpoint.connect(network.router), self._endpoint, self.epoch, self._hello)
             async with asyncio.TaskGroup() as tasks:
@@ -125,8 +129,8 @@ class NodeLife:
                 self._fatal.exception()
             else:
                 self._fatal.cancel()
-            for node in list(self._peers):
-                self._unlink(node)
+            if self._peers is not None:
+                self._peers.close()
             await self._endpoint.close()
 
     async def _leave(self, leave: asyncio.Event, drain_s: float) -> None:
@@ -161,9 +165,8 @@ class NodeLife:
             assert self._router is not None
             if self._router.beat(now, self._silence_s):
                 log.warning("the router has been silent for %.1f s: saying hello again", self._silence_s)
-            for dialled in self._peers.values():
-                # A prefill node has nothing to say while nothing is wanted of it: silence is no sign.
-                dialled.beat(now, float("inf"))
+            if self._peers is not None:
+                self._peers.beat(now)
             self.feed(Tick(late))
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
@@ -185,15 +188,21 @@ class NodeLife:
         assert self._router is not None
         if link == self._router.link:
             self._from_router(envelope)
-        elif link in self._links:
-            self._from_peer(self._links[link], envelope)
+        elif self._peers is not None and (peer := self._peers.node_of(link)) is not None:
+            assert self._tasks is not None
+            self._peers.receive(peer, envelope, self._tasks)
         elif isinstance(envelope.message, Hello):
-            admitted, _ = self._doorway.hello(link, envelope, envelope.message)
+            admitted, before = self._doorway.hello(link, envelope, envelope.message)
+            if before is not None:
+                self._gone(before.node)
             if admitted is not None:
                 log.info("%s linked to this node", admitted.node)
         elif not isinstance(envelope.message, WrongEpoch):
             sender = self._doorway.sender(link, envelope)
-            if sender is not None:
+            if sender is not None and isinstance(envelope.message, Probe):
+                num_bytes = min(envelope.message.num_bytes, MAX_PROBE_BYTES)
+                self.send(sender, Probed(envelope.message.seq, (bytes(num_bytes),)))
+            elif sender is not None:
                 self.feed(Received(sender, envelope.message))
 
     def _from_router(self, envelope: Envelope) -> None:
@@ -207,22 +216,10 @@ class NodeLife:
         elif isinstance(message, Refused):
             self.fail(RefusedError(message.field, message.reason))
         elif isinstance(message, Peers):
-            self._link(message.prefill)
+            if self._peers is not None:
+                self._peers.link(message.prefill)
         elif message is not None and not isinstance(message, WrongEpoch):
             self.feed(Received(ROUTER, message))
-
-    def _from_peer(self, node: NodeId, envelope: Envelope) -> None:
-        dialled = self._peers[node]
-        known = dialled.state is Acquaintance.KNOWN
-        message = dialled.accept(envelope, time.monotonic())
-        if known and dialled.state is not Acquaintance.KNOWN:
-            self._lose(node)
-        if isinstance(message, Welcome):
-            self._welcomed(node, message.pool, dialled)
-        elif isinstance(message, Refused):
-            log.error("%s refuses this node: %s: %s", node, message.field, message.reason)
-        elif message is not None and not isinstance(message, WrongEpoch):
-            self.feed(Received(node, message))
 
     def _on_link_lost(self, link: LinkId) -> None:
         assert self._router is not None
@@ -232,107 +229,43 @@ class NodeLife:
             if self._is_leaving:
                 self._drained.set()
             self._router.redialled(self._endpoint.connect(self._router_address))
-        elif link in self._links:
-            node = self._links.pop(link)
-            if self._peers[node].lost():
-                self._lose(node)
-            # It may be back, or the router is about to say that it is gone.
-            again = self._endpoint.connect(self._addresses[node])
-            self._links[again] = node
-            self._peers[node].redialled(again)
+        elif self._peers is not None and self._peers.node_of(link) is not None:
+            self._peers.lost(link)
         else:
             gone = self._doorway.lost(link)
             if gone is not None:
                 log.info("%s is no longer linked to this node", gone)
+                self._gone(gone)
 
     def _on_writable(self, link: LinkId) -> None:
-        """A dialled link stands: say hello at once instead of at the next beat."""
+        """A dialled link stands, or one that took no more takes messages again."""
         if self._router is not None and link == self._router.link:
+            # Hello at once instead of at the next beat.
             self._router.greet()
-        elif link in self._links:
-            self._peers[self._links[link]].greet()
+        elif self._peers is not None and (peer := self._peers.node_of(link)) is not None:
+            self._peers.greet(peer)
+        elif self._backlog is not None and (member := self._doorway.node_of(link)) is not None:
+            self._backlog.writable(member)
 
-    # ---- peers that this node dials --------------------------------------------------------------
-
-    def _link(self, peers: Iterable[Peer]) -> None:
-        """Dial the peers that are new, leave those that are gone or have been replaced."""
-        told = {peer.node: peer for peer in peers}
-        for node, dialled in list(self._peers.items()):
-            if node not in told or dialled.expected != told[node].epoch:
-                self._unlink(node)
-        for node, peer in told.items():
-            if node not in self._peers:
-                link = self._endpoint.connect(peer.address)
-                self._links[link] = node
-                self._addresses[node] = peer.address
-                self._peers[node] = Dialled(link, self._endpoint, self.epoch, self._hello, expected=peer.epoch)
-
-    def _unlink(self, node: NodeId) -> None:
-        dialled = self._peers.pop(node)
-        del self._links[dialled.link]
-        self._endpoint.close_link(dialled.link)
-        if dialled.lost():
-            self._lose(node)
-
-    def _welcomed(self, node: NodeId, offer: PoolOffer | None, dialled: Dialled) -> None:
-        assert self._tasks is not None
-        assert self._peer_pools is not None
-        try:
-            can_map = self._peer_pools.can_map(offer)
-        except LayoutError as error:
-            log.error("cannot take blocks from %s: %s", node, error)
-            return
-        if can_map and offer is not None:
-            self._tasks.create_task(self._open_pool(node, offer, dialled), name=f"map {node}")
-        elif node not in self._linked:
-            self._linked.add(node)
-            log.info("linked to %s, transport ZeroMQ", node)
-            self.feed(LinkUp(node, is_remote=True))
-
-    async def _open_pool(self, node: NodeId, offer: PoolOffer, dialled: Dialled) -> None:
-        """Map the peer's pool; the link is up when that is done."""
-        assert self._peer_pools is not None
-        epoch = dialled.peer
-        try:
-            pool = await asyncio.to_thread(self._peer_pools.fetch, offer, epoch)
-        except LayoutError as error:
-            log.error("cannot map the pool of %s: %s", node, error)
-            # Unknown again: the next beat says hello, and the answer brings a fresh offer.
-            dialled.lost()
-            return
-        is_current = self._peers.get(node) is dialled and dialled.peer == epoch
-        # The link may have been lost and come back meanwhile: then two of these are under way.
-        if not is_current or dialled.state is not Acquaintance.KNOWN or node in self._linked:
-            self._peer_pools.discard(pool)
-            return
-        self._peer_pools.opened(node, pool)
-        self._linked.add(node)
-        log.info("linked to %s, transport shared memory", node)
-        self.feed(LinkUp(node))
-
-    def _lose(self, node: NodeId) -> None:
-        if node not in self._linked:
-            return
-        self._linked.discard(node)
-        log.warning("lost %s", node)
-        self.feed(LinkLost(node))
-        assert self._peer_pools is not None
-        self._peer_pools.closed(node)
+    def _gone(self, peer: NodeId) -> None:
+        if self._backlog is not None:
+            self._backlog.gone(peer)
 
     # ---- out -------------------------------------------------------------------------------------
 
-    def send(self, peer: NodeId, message: Message) -> None:
-        """Hand a message to the link with `peer`; it may be lost."""
+    def send(self, peer: NodeId, message: Message) -> bool:
+        """Hand a message to the link with `peer`; it may be lost. False: the link takes none now, or there is none."""
         if peer == ROUTER:
             assert self._router is not None
             sent = self._router.send(message)
-        elif peer in self._peers:
-            sent = self._peers[peer].send(message)
+        elif self._peers is not None and peer in self._peers:
+            sent = self._peers.send(peer, message)
         else:
             sent = self._doorway.send(peer, message)
         if not sent:
             # Nothing is assumed delivered: the beats, Want and Resume repeat it from state.
             log.debug("could not send %s to %s", type(message).__name__, peer)
+        return sent
 
     def _judge(self, hello: Hello) -> Refused | None:
         if hello.node == ROUTER:

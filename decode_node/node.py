@@ -22,7 +22,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_pool import KVPool, PoolView
 from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone
-from pdserve.kvtransfer.copying import copy_and_verify, take_and_verify
+from pdserve.kvtransfer.copying import copy_and_verify, read_speed, take_and_verify
 from pdserve.kvtransfer.node_parts import NodeParts
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
 from pdserve.kvtransfer.shm import MappedPool, fetch_pool, host_id
@@ -32,10 +32,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class MappedPeer:
-    """One peer's pool. num_copies: copies that read it now; is_leaving: the peer is gone."""
+    """One peer's pool. num_copies: copies that read it now; is_leaving: the peer is gone.
+
+    bytes_per_s: how fast it can be read, measured when it was mapped
+    """
 
     mapped: MappedPool
     view: PoolView
+    bytes_per_s: float = 0.0
     num_copies: int = 0
     is_leaving: bool = False
 
@@ -66,6 +70,7 @@ class MappedPeers:
         peer = MappedPeer(mapped, PoolView(self._pool.spec, offer.num_blocks, mapped.buffer))
         try:
             peer.view.check_header()
+            peer.bytes_per_s = read_speed(peer.view)
         except LayoutError:
             self.discard(peer)
             raise

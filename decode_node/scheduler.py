@@ -11,6 +11,7 @@ token of every running sequence first and fills the rest of its token budget wit
 that are computed here. Called by DecodeNode on the event loop.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from pdserve.cluster.attempts import DEFAULT_LEASE_S, EndedAttempts
@@ -72,8 +73,7 @@ class DecodeScheduler:
     ):
         self.pool = pool
         self.ended = EndedAttempts()
-        self.links: set[NodeId] = set()
-        self._remote: set[NodeId] = set()
+        self.links: dict[NodeId, LinkUp] = {}
         self.num_unexpected = 0
         self._router = router
         self._hasher = hasher
@@ -115,8 +115,7 @@ class DecodeScheduler:
         elif isinstance(event, Tick):
             actions += self._on_tick(event, now)
         elif isinstance(event, LinkUp):
-            self.links.add(event.peer)
-            (self._remote.add if event.is_remote else self._remote.discard)(event.peer)
+            self.links[event.peer] = event
             actions.append(self._news())
         elif isinstance(event, LinkLost):
             actions += self._on_link_lost(event, now)
@@ -164,10 +163,17 @@ class DecodeScheduler:
         if message.source is None:
             self.reservations.wait(job, resumed=False)
             return actions
-        if message.source.node not in self.links:
+        link = self.links.get(message.source.node)
+        if link is None:
             return [*actions, *self._fail(job, f"no link to {message.source.node}", now)]
-        source = message.source.node
-        job.pull = Pull(message.request, message.attempt, source, is_remote=source in self._remote)
+        job.pull = Pull(
+            message.request,
+            message.attempt,
+            link.peer,
+            is_remote=link.is_remote,
+            bytes_per_s=link.bytes_per_s,
+            token_bytes=self._block_bytes // self._hasher.block_size,
+        )
         return [*actions, *job.pull.want(self.reservations.lacking(job.sequence), now)]
 
     def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
@@ -244,7 +250,7 @@ class DecodeScheduler:
         return job if job.pull is not None and job.pull.source == sender else None
 
     def _on_link_lost(self, event: LinkLost, now: float) -> Iterable[Action]:
-        self.links.discard(event.peer)
+        self.links.pop(event.peer, None)
         for job in self._jobs:
             if job.pull is not None and job.pull.source == event.peer:
                 job.pull.orphaned = True
@@ -424,13 +430,14 @@ class DecodeScheduler:
         self.ended.sweep(now)
         self._finished.sweep(now)
         actions: list[Action] = []
+        num_pulls = Counter(job.pull.source for job in self._jobs if job.pull is not None and job.pull.is_remote)
         for job in list(self._jobs):
             if event.late:
                 job.expires_at = max(job.expires_at, now + 2 * BEAT_S)
             if job.expires_at <= now:
                 actions += self._end(job, now)
             elif job.phase is Phase.PULLING and job.pull is not None:
-                actions += job.pull.tick(now)
+                actions += job.pull.tick(now, num_pulls[job.pull.source])
         return actions
 
     # ---- ends ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ fits the chunks it computes itself into what its decode rows leave of the budget
 """
 
 import heapq
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from enum import StrEnum
 
@@ -66,13 +67,18 @@ def _late(in_turn: Seq[Sequence], starved: set[int], token_s: float, now: float)
     return late
 
 
-def chunks(sequences: Seq[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-    """Split `budget` tokens over sequences that have tokens to catch up on, in the given order."""
+def chunks(
+    sequences: Seq[Sequence], budget: int, cut: Callable[[Sequence, int], int] = lambda _, num_tokens: num_tokens
+) -> list[tuple[Sequence, int]]:
+    """Split `budget` tokens over sequences that have tokens to catch up on, in the given order.
+
+    cut: how many of the tokens that a sequence could have in this step it is to have
+    """
     plan = []
     for sequence in sequences:
         if budget <= 0:
             break
-        num_tokens = min(sequence.num_missing, budget)
+        num_tokens = cut(sequence, min(sequence.num_missing, budget))
         if num_tokens > 0:
             plan.append((sequence, num_tokens))
             budget -= num_tokens

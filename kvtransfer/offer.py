@@ -36,6 +36,7 @@ class Offer:
 
     sealed            every block announced so far, in prefix order
     sent, sent_bytes  of the present Want: the blocks sent, and what they took of its credit
+    link_token_s      seconds that a token's KV takes to the puller, before its Want to the last one known; 0.0: unknown
     """
 
     request: RequestId
@@ -48,6 +49,7 @@ class Offer:
     credit: int = 0
     sent: set[BlockHash] = field(default_factory=set)
     sent_bytes: int = 0
+    link_token_s: float = 0.0
     end: End | None = None
 
 
@@ -66,6 +68,7 @@ class OfferBook:
         self.lease_s = DEFAULT_LEASE_S
         self._offers: dict[RequestId, Offer] = {}
         self._parked: OrderedDict[RequestId, ParkedWant] = OrderedDict()
+        self._link_token_s = 0.0
 
     def __len__(self) -> int:
         return len(self._offers)
@@ -76,7 +79,7 @@ class OfferBook:
 
     def open(self, request: RequestId, attempt: int, now: float) -> None:
         """Start the lease of an accepted request; a Want that came first is answered from now on."""
-        offer = Offer(request, attempt, now + self.lease_s)
+        offer = Offer(request, attempt, now + self.lease_s, link_token_s=self._link_token_s)
         self._offers[request] = offer
         parked = self._parked.pop(request, None)
         if parked is not None and parked.want.attempt == attempt:
@@ -180,6 +183,7 @@ class OfferBook:
     def _take_order(self, offer: Offer, sender: NodeId, want: Want) -> None:
         offer.puller, offer.wanted, offer.seq = sender, set(want.hashes), want.seq
         offer.credit, offer.sent, offer.sent_bytes = want.credit, set(), 0
+        offer.link_token_s = self._link_token_s = want.link_token_s
 
     def _answer(self, offer: Offer, entries: list[HaveEntry]) -> list[Answer]:
         return list(self._send(offer)) if offer.credit else list(self._have(offer, entries))

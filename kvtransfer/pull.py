@@ -79,15 +79,18 @@ class CopyDone:
 class Pull:
     """The pull of one request from `source`. `lacking` maps each block's hash to its failures so far.
 
-    is_remote  blocks come in frames; `arrived` are those not copied yet
-    orphaned   the link to the source broke: who comes back under its name is not asked again
-    credit     bytes granted with the present Want; `taken`: of blocks that came and were dealt with
+    is_remote    blocks come in frames; `arrived` are those not copied yet
+    bytes_per_s  how fast the link is, 0.0: unknown; token_bytes: KV of one token on its way
+    orphaned     the link to the source broke: who comes back under its name is not asked again
+    credit       bytes granted with the present Want; `taken`: of blocks that came and were dealt with
     """
 
     request: RequestId
     attempt: int
     source: NodeId
     is_remote: bool = False
+    bytes_per_s: float = 0.0
+    token_bytes: int = 0
     state: PullState = PullState.WANTING
     lacking: dict[BlockHash, int] = field(default_factory=dict)
     announced: dict[BlockHash, HaveEntry] = field(default_factory=dict)
@@ -212,12 +215,21 @@ class Pull:
         self._move(PullState.COPYING, PullState.WANTING)
         self.targets, self.arrived, self.credit = {}, {}, 0
 
-    def tick(self, now: float) -> list[Send]:
-        """Ask again when nothing was heard for WANT_AGAIN_S: no message is assumed delivered."""
+    def tick(self, now: float, num_sharing: int = 1) -> list[Send]:
+        """Ask again when nothing was heard for long enough: no message is assumed delivered.
+
+        num_sharing: pulls over the same link, this one included
+        """
         is_waiting = self.state in (PullState.WANTING, PullState.COPYING) or self.end is None
-        if is_waiting and now - self.progress_at >= WANT_AGAIN_S and not self.copying:
+        if is_waiting and now - self.progress_at >= self._patience_s(num_sharing) and not self.copying:
             return self._send_want(now)
         return []
+
+    def _patience_s(self, num_sharing: int) -> float:
+        """Longer where the bytes asked for may still be on their way: to ask for them twice would slow them down."""
+        if not self.credit or not self.bytes_per_s:
+            return WANT_AGAIN_S
+        return WANT_AGAIN_S + 2 * num_sharing * CREDIT_BYTES / self.bytes_per_s
 
     def _send_want(self, now: float) -> list[Send]:
         """A block that another request's pull has under way is announced to this one, not sent."""
@@ -228,7 +240,8 @@ class Pull:
         if self.is_remote and self.state is PullState.COPYING:
             self.credit = CREDIT_BYTES
             hashes = tuple(h for h in hashes if h in self.targets and h not in self.arrived)
-        return [Send(self.source, Want(self.request, self.attempt, self.seq, hashes, self.credit))]
+        token_s = self.token_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
+        return [Send(self.source, Want(self.request, self.attempt, self.seq, hashes, self.credit, token_s))]
 
     def _move(self, before: PullState, after: PullState) -> None:
         if self.state is not before:

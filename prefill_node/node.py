@@ -5,7 +5,6 @@ on this host. Created by the process entry.
 """
 
 import asyncio
-from dataclasses import replace
 
 from pdserve.cluster.config import PrefillConfig
 from pdserve.cluster.keys import read_keys
@@ -18,6 +17,7 @@ from pdserve.engine.step import RunStep, StepDone
 from pdserve.kvtransfer.copying import CheckBlocks, check_own
 from pdserve.kvtransfer.node_parts import NodeParts
 from pdserve.kvtransfer.offer import SendBlocks
+from pdserve.kvtransfer.sender import BlockSender
 from pdserve.kvtransfer.shm import PoolServer
 from pdserve.prefill_node.scheduler import PrefillScheduler
 
@@ -45,12 +45,14 @@ async def serve(config: PrefillConfig, parts: NodeParts, ending: Ending) -> None
                 # 0.1 ms a block, and seldom; fed later, because the machine is in the middle of an event.
                 post(life.feed, check_own(parts.pool.view, action.entries))
             else:
-                payloads = tuple(parts.pool.view.block(entry.block_id) for entry in action.blocks.entries)
-                life.send(action.peer, replace(action.blocks, payloads=payloads))
+                sender.put(action)
 
+        sender = BlockSender(parts.pool.view, lambda peer, message: life.send(peer, message), lambda e: life.fail(e))
         offer = None if config.network.transport == "zmq" else server.offer
-        life = NodeLife(hello, epoch, scheduler, execute, pool_offer=offer, keys=read_keys(config.network.key_file))
+        keys = read_keys(config.network.key_file)
+        life = NodeLife(hello, epoch, scheduler, execute, pool_offer=offer, keys=keys, backlog=sender)
         try:
             await life.run(config.network, ending)
         finally:
             parts.thread.close()
+            sender.close()

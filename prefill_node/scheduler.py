@@ -43,6 +43,7 @@ from pdserve.engine.step import RunStep, StepDone, StepPlan
 from pdserve.engine.step_cost import StepCost, StepWork
 from pdserve.kvtransfer.copying import BlocksChecked, CheckBlocks
 from pdserve.kvtransfer.offer import Answer, OfferBook, SendBlocks
+from pdserve.prefill_node.tail_chunk import cut_tail
 
 MAX_PASSES = 8
 BEAT_S = 0.5
@@ -252,7 +253,7 @@ class PrefillScheduler:
         ready = [p.sequence for p in self._running if not p.cancelled]
         ordered = planner.order(ready, self._policy, self._token_s, now)
         rows, seals = [], []
-        for sequence, num_tokens in planner.chunks(ordered, self._max_step_tokens):
+        for sequence, num_tokens in planner.chunks(ordered, self._max_step_tokens, self._cut_tail):
             sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
             rows.append(sequence.row(num_tokens))
             seals += sequence.seals(num_tokens)
@@ -263,6 +264,10 @@ class PrefillScheduler:
         self._num_steps += 1
         self._step = StepPlan(self._num_steps, tuple(rows), tuple(seals))
         return [RunStep(self._step)]
+
+    def _cut_tail(self, sequence: Sequence, num_tokens: int) -> int:
+        offer = self.offers.find(sequence.request, sequence.attempt)
+        return num_tokens if offer is None else cut_tail(sequence, num_tokens, offer.link_token_s, self._cost)
 
     def _announce_hits(self, prompt: Prompt) -> list[Answer]:
         """Blocks found in the prefix cache are announced as soon as their prompt has its reservation."""

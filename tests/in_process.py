@@ -145,6 +145,7 @@ class InProcessCluster:
         max_attempts: int = 3,
         cooperative: bool = False,
         is_remote: bool = False,
+        bytes_per_s: float = 0.0,
         tpot_slo_s: float | None = None,
     ):
         self.now = 0.0
@@ -160,7 +161,7 @@ class InProcessCluster:
         self._order = itertools.count()
         self._router_is_alive = True
         self._tpot_slo_s = tpot_slo_s
-        self._is_remote = is_remote
+        self._way = (is_remote, bytes_per_s)
         role = Role.DECODE if num_prefill else Role.BOTH
         options = (num_blocks, max_step_tokens, max_running, policy, make_engine)
         self._start_prefill = lambda name: self._start(name, Role.PREFILL, *options)
@@ -171,7 +172,7 @@ class InProcessCluster:
         for name, node in self.nodes.items():
             for peer in self.nodes:
                 if isinstance(node.machine, DecodeScheduler) and peer.startswith("P"):
-                    self._feed(name, LinkUp(peer, is_remote))
+                    self._feed(name, LinkUp(peer, *self._way))
         self._beat()
 
     # ---- what a test does ------------------------------------------------------------------------
@@ -207,7 +208,7 @@ class InProcessCluster:
         self._start_prefill(name)
         for other, node in self.nodes.items():
             if isinstance(node.machine, DecodeScheduler):
-                self._feed(other, LinkUp(name, self._is_remote))
+                self._feed(other, LinkUp(name, *self._way))
 
     def silence_router(self) -> None:
         """The router is gone: no beat of it is heard any more, and nobody is told."""

@@ -69,11 +69,11 @@ def values(annotation, name):
     hints = typing.get_type_hints(annotation)
     names = [field.name for field in fields(annotation) if hints[field.name] != Payloads]
     made = st.builds(annotation, **{name: values(hints[name], name) for name in names})
-    return made.map(with_payloads) if annotation is Blocks else made
+    return made.map(with_payloads) if "payloads" in hints else made
 
 
-def with_payloads(blocks):
-    return replace(blocks, payloads=tuple(memoryview(bytes([i % 256])) for i in range(len(blocks.entries))))
+def with_payloads(message):
+    return replace(message, payloads=tuple(memoryview(bytes([i % 256])) for i in range(codec.num_payloads(message))))
 
 
 any_message = st.sampled_from(MESSAGES).flatmap(lambda cls: values(cls, ""))

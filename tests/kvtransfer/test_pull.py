@@ -5,7 +5,7 @@ import pytest
 from pdserve.cluster.messages import Bad, End, Fetch, HaveEntry, Send, Want
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
-from pdserve.kvtransfer.pull import CREDIT_BYTES, BlockCopy, CopyDone, Pull, PullState, Verdict
+from pdserve.kvtransfer.pull import CREDIT_BYTES, WANT_AGAIN_S, BlockCopy, CopyDone, Pull, PullState, Verdict
 
 REQUEST = RequestId(b"r" * 16)
 SOURCE = NodeId("P0")
@@ -226,3 +226,12 @@ def test_revoked_blocks_are_announced_and_not_sent_until_they_have_a_place_again
     pull.revoke()
     assert pull.next_copies() == []
     assert pull.tick(1.0) == [Send(SOURCE, Want(REQUEST, 1, 3, (A,), 0))]
+
+
+def test_on_a_slow_link_blocks_that_are_on_their_way_are_not_asked_for_twice():
+    pull = make_remote(A)
+    pull.bytes_per_s = CREDIT_BYTES / 4.0
+    start_all(pull)
+    assert pull.tick(WANT_AGAIN_S + 7.9) == []
+    assert pull.tick(WANT_AGAIN_S + 8.1, num_sharing=2) == []
+    assert len(pull.tick(WANT_AGAIN_S + 8.1)) == 1
