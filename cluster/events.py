@@ -5,7 +5,7 @@ The asyncio edge (node.py, service.py) turns sockets and clocks into these; test
 
 from dataclasses import dataclass
 
-from pdserve.cluster.messages import Message
+from pdserve.cluster.messages import Link, Message
 from pdserve.core.ids import NodeId
 
 
@@ -32,15 +32,9 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """Both sides of the handshake with this peer are done.
+    """Both sides of the handshake with this peer are done, and its blocks can be had."""
 
-    is_remote    its memory cannot be mapped here
-    bytes_per_s  how fast its blocks come, as measured; 0.0: unknown
-    """
-
-    peer: NodeId
-    is_remote: bool = False
-    bytes_per_s: float = 0.0
+    link: Link
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,6 +310,19 @@ class Gauges:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A prefill node that a decode node can pull from.
+
+    is_remote    blocks come in frames, else they are copied from mapped memory
+    bytes_per_s  as measured when the link came up
+    """
+
+    node: NodeId
+    is_remote: bool = False
+    bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """The node's answer to the Live of the same beat: what it holds, its gauges, the peers it is linked to.
 
@@ -320,7 +333,7 @@ class Held:
     beat: int
     entries: tuple[HeldEntry, ...]
     gauges: Gauges
-    links: tuple[NodeId, ...]
+    links: tuple[Link, ...]
     is_leaving: bool = False
 
 

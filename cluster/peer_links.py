@@ -18,7 +18,7 @@ from pdserve.cluster.endpoint import Endpoint, LinkId
 from pdserve.cluster.events import LinkLost, LinkUp, Received
 from pdserve.cluster.link_probe import LinkProbe
 from pdserve.cluster.membership import Acquaintance, Dialled
-from pdserve.cluster.messages import Hello, Message, Peer, PoolOffer, Probed, Refused, Welcome, WrongEpoch
+from pdserve.cluster.messages import Hello, Link, Message, Peer, PoolOffer, Probed, Refused, Welcome, WrongEpoch
 from pdserve.core.errors import LayoutError
 from pdserve.core.ids import Epoch, NodeId
 
@@ -172,7 +172,7 @@ class PeerLinks:
             self._pools.discard(pool)
             return
         self._pools.opened(node, pool)
-        self._linked_to(LinkUp(node, bytes_per_s=pool.bytes_per_s))
+        self._linked_to(Link(node, bytes_per_s=pool.bytes_per_s))
 
     def _probed(self, node: NodeId, message: Probed) -> None:
         probe = self._probes.get(node)
@@ -181,17 +181,17 @@ class PeerLinks:
         self._send_all(node, probe.answered(message.seq, len(message.payloads[0]), time.monotonic()))
         if probe.is_done:
             del self._probes[node]
-            self._linked_to(LinkUp(node, is_remote=True, bytes_per_s=probe.bytes_per_s))
+            self._linked_to(Link(node, is_remote=True, bytes_per_s=probe.bytes_per_s))
 
     def _send_all(self, node: NodeId, messages: Iterable[Message]) -> None:
         for message in messages:
             self._peers[node].send(message)
 
-    def _linked_to(self, event: LinkUp) -> None:
-        self._linked.add(event.peer)
-        transport = "ZeroMQ" if event.is_remote else "shared memory"
-        log.info("linked to %s, transport %s, %.2f GB/s", event.peer, transport, event.bytes_per_s / GIGA)
-        self._feed(event)
+    def _linked_to(self, link: Link) -> None:
+        self._linked.add(link.node)
+        transport = "ZeroMQ" if link.is_remote else "shared memory"
+        log.info("linked to %s, transport %s, %.2f GB/s", link.node, transport, link.bytes_per_s / GIGA)
+        self._feed(LinkUp(link))
 
     def _lose(self, node: NodeId) -> None:
         self._probes.pop(node, None)

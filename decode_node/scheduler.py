@@ -30,6 +30,7 @@ from pdserve.cluster.messages import (
     Have,
     Held,
     HeldEntry,
+    Link,
     Live,
     Ready,
     Resume,
@@ -73,7 +74,7 @@ class DecodeScheduler:
     ):
         self.pool = pool
         self.ended = EndedAttempts()
-        self.links: dict[NodeId, LinkUp] = {}
+        self.links: dict[NodeId, Link] = {}
         self.num_unexpected = 0
         self._router = router
         self._hasher = hasher
@@ -115,7 +116,7 @@ class DecodeScheduler:
         elif isinstance(event, Tick):
             actions += self._on_tick(event, now)
         elif isinstance(event, LinkUp):
-            self.links[event.peer] = event
+            self.links[event.link.node] = event.link
             actions.append(self._news())
         elif isinstance(event, LinkLost):
             actions += self._on_link_lost(event, now)
@@ -169,7 +170,7 @@ class DecodeScheduler:
         job.pull = Pull(
             message.request,
             message.attempt,
-            link.peer,
+            link.node,
             is_remote=link.is_remote,
             bytes_per_s=link.bytes_per_s,
             token_bytes=self._block_bytes // self._hasher.block_size,
@@ -259,7 +260,7 @@ class DecodeScheduler:
 
     def _news(self) -> Send:
         """Goes before any Failed: else the router might pick a lost link again, until no attempt is left."""
-        return Send(self._router, Held(NO_BEAT, (), self.gauges(), tuple(sorted(self.links)), self._is_leaving))
+        return Send(self._router, Held(NO_BEAT, (), self.gauges(), tuple(self.links.values()), self._is_leaving))
 
     # ---- copies ----------------------------------------------------------------------------------
 
@@ -487,7 +488,7 @@ class DecodeScheduler:
             for job in self._jobs
         ]
         entries += self._finished.held()
-        return Held(beat, tuple(entries), self.gauges(), tuple(sorted(self.links)), self._is_leaving)
+        return Held(beat, tuple(entries), self.gauges(), tuple(self.links.values()), self._is_leaving)
 
     def gauges(self) -> Gauges:
         jobs = list(self._jobs)

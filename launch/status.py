@@ -41,7 +41,7 @@ def table(found: dict[str, Any]) -> str:
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
     kv = node.get("kv")
     if kv is None:
-        return (node["node"], node["role"], node["state"], "", "", "", "", "", " ".join(node["links"]))
+        return (node["node"], node["role"], node["state"], "", "", "", "", "", _links(node))
     total = node["kv_blocks"]
     used = total - kv["free"] - kv["cached"]
     return (
@@ -53,8 +53,12 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         str(node["running"]),
         str(node["waiting"]),
         f"{node['prompt_token_ms']:.2f} ms/token",
-        " ".join(node["links"]),
+        _links(node),
     )
+
+
+def _links(node: dict[str, Any]) -> str:
+    return ", ".join(f"{link['node']} {link['transport']} {link['gb_per_s']:.1f} GB/s" for link in node["links"])
 
 
 def _ask(url: str, key: str | None) -> dict[str, Any]:

@@ -286,7 +286,7 @@ class Dispatcher:
         if self.nodes.pop(event.node, None) is None:
             return []
         for node in self.nodes.values():
-            node.links -= {event.node}
+            node.links = {name: link for name, link in node.links.items() if name != event.node}
         actions: list[Action] = []
         for record in [r for r in self._records.values() if r.stage is not None]:
             # From HANDOFF on the decode node finishes from the dead peer's map, or says that it cannot.
@@ -372,12 +372,13 @@ class Dispatcher:
 
     def _on_held(self, sender: NodeId, message: Held, now: float) -> Iterable[Action]:
         node = self.nodes[sender]
-        node.gauges, node.links, node.doubted = message.gauges, frozenset(message.links), set()
+        node.gauges, node.doubted = message.gauges, set()
+        node.links = {link.node: link for link in message.links}
         node.is_leaving = message.is_leaving
         held = {(entry.request, entry.attempt): entry for entry in message.entries}
         actions: list[Action] = []
         peers = self._peers()
-        if node.role is Role.DECODE and node.links != {peer.node for peer in peers.prefill}:
+        if node.role is Role.DECODE and node.links.keys() != {peer.node for peer in peers.prefill}:
             # Peers may have been lost; the node does nothing about those it knows.
             actions.append(Send(sender, peers))
         for request in dict.fromkeys([*node.prompts, *node.streams]):

@@ -5,6 +5,7 @@ Read from the dispatcher, owns nothing. Called by RouterService for GET /cluster
 
 from typing import Any
 
+from pdserve.cluster.messages import Link
 from pdserve.router.dispatcher import Dispatcher
 from pdserve.router.placement import Node
 
@@ -22,7 +23,7 @@ def _node(node: Node) -> dict[str, Any]:
         "node": node.node,
         "role": str(node.role),
         "address": node.peer.address,
-        "links": sorted(node.links - node.doubted),
+        "links": [_link(link) for name, link in sorted(node.links.items()) if name not in node.doubted],
         "kv_blocks": node.capacity.num_blocks,
         "block_size": node.capacity.block_size,
         "prompts": len(node.prompts),
@@ -39,3 +40,8 @@ def _node(node: Node) -> dict[str, Any]:
         shown["running"], shown["waiting"] = gauges.num_running, gauges.num_waiting
         shown["prompt_token_ms"] = round(1e3 * gauges.token_s, 3)
     return shown
+
+
+def _link(link: Link) -> dict[str, Any]:
+    transport = "zmq" if link.is_remote else "shm"
+    return {"node": link.node, "transport": transport, "gb_per_s": round(link.bytes_per_s / 1e9, 2)}

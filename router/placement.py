@@ -3,10 +3,10 @@
 Pure: reads the nodes, changes none. Called by Dispatcher, which owns them.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pdserve.cluster.messages import Capacity, Gauges, Peer, Role
+from pdserve.cluster.messages import Capacity, Gauges, Link, Peer, Role
 from pdserve.core.ids import NodeId, RequestId
 from pdserve.router.record import Plan, Record
 
@@ -24,7 +24,7 @@ class Node:
     role: Role
     peer: Peer
     capacity: Capacity
-    links: frozenset[NodeId] = frozenset()
+    links: Mapping[NodeId, Link] = field(default_factory=dict)
     doubted: set[NodeId] = field(default_factory=set)
     gauges: Gauges | None = None
     is_leaving: bool = False

@@ -16,7 +16,7 @@ from typing import Protocol
 from pdserve.cluster.attempts import DEFAULT_LEASE_S
 from pdserve.cluster.events import Joined, Leave, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.memory import MemoryHub
-from pdserve.cluster.messages import Capacity, Role, Send
+from pdserve.cluster.messages import Capacity, Link, Role, Send
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.kv_spec import KVSpec
@@ -172,7 +172,7 @@ class InProcessCluster:
         for name, node in self.nodes.items():
             for peer in self.nodes:
                 if isinstance(node.machine, DecodeScheduler) and peer.startswith("P"):
-                    self._feed(name, LinkUp(peer, *self._way))
+                    self._feed(name, LinkUp(Link(peer, *self._way)))
         self._beat()
 
     # ---- what a test does ------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class InProcessCluster:
         self._start_prefill(name)
         for other, node in self.nodes.items():
             if isinstance(node.machine, DecodeScheduler):
-                self._feed(other, LinkUp(name, *self._way))
+                self._feed(other, LinkUp(Link(name, *self._way)))
 
     def silence_router(self) -> None:
         """The router is gone: no beat of it is heard any more, and nobody is told."""

@@ -1,7 +1,7 @@
 """What a decode node tells the router when a prefill node comes or goes."""
 
 from pdserve.cluster.events import LinkLost, LinkUp, Received
-from pdserve.cluster.messages import NO_BEAT, Decode, Failed, Held, Peer, Send, Want
+from pdserve.cluster.messages import NO_BEAT, Decode, Failed, Held, Link, Peer, Send, Want
 from pdserve.core.block_hash import BlockHasher, pack_token_ids
 from pdserve.core.ids import Epoch, NodeId, new_request_id
 from pdserve.core.sampling import SamplingParams
@@ -38,19 +38,19 @@ def told_links(action: object) -> tuple[NodeId, ...]:
     assert isinstance(action, Send)
     assert isinstance(action.message, Held)
     assert (action.peer, action.message.beat, action.message.entries) == (ROUTER, NO_BEAT, ())
-    return action.message.links
+    return tuple(link.node for link in action.message.links)
 
 
 def test_the_router_hears_of_each_link_at_once():
     scheduler = make_scheduler()
-    assert [told_links(action) for action in scheduler.handle(LinkUp(P1), 0.0)] == [(P1,)]
-    assert [told_links(action) for action in scheduler.handle(LinkUp(P0), 0.0)] == [(P0, P1)]
+    assert [told_links(action) for action in scheduler.handle(LinkUp(Link(P1)), 0.0)] == [(P1,)]
+    assert [told_links(action) for action in scheduler.handle(LinkUp(Link(P0)), 0.0)] == [(P1, P0)]
     assert [told_links(action) for action in scheduler.handle(LinkLost(P1), 0.1)] == [(P0,)]
 
 
 def test_the_router_hears_of_a_lost_link_before_it_hears_of_what_failed_with_it():
     scheduler = make_scheduler()
-    scheduler.handle(LinkUp(P0), 0.0)
+    scheduler.handle(LinkUp(Link(P0)), 0.0)
     decode = make_decode(P0)
     sent = scheduler.handle(Received(ROUTER, decode), 0.0)
     assert [type(action.message) for action in sent] == [Want]

@@ -13,7 +13,7 @@ from tests.router.test_dispatcher import make_dispatcher
 
 
 def test_a_line_a_node_with_its_pool_and_its_links():
-    cluster = InProcessCluster(num_blocks=64)
+    cluster = InProcessCluster(num_blocks=64, is_remote=True, bytes_per_s=0.82e9)
     cluster.submit(list(range(40)), max_tokens=50)
     cluster.run(until=lambda: cluster.now > 0.6)
     shown = table(overview(cluster.dispatcher)).splitlines()
@@ -31,7 +31,7 @@ def test_a_line_a_node_with_its_pool_and_its_links():
     ]
     decode, prefill = shown[1], shown[2]
     assert decode.startswith("D0    decode   up     ")
-    assert decode.endswith("  P0")
+    assert decode.endswith("  P0 zmq 0.8 GB/s")
     assert prefill.startswith("P0    prefill  up     ")
     assert "of 64 blocks" in decode
     assert shown[-1] == "ready, 0 requests queued"

@@ -11,6 +11,7 @@ from pdserve.cluster.messages import (
     Gauges,
     Held,
     HeldEntry,
+    Link,
     Live,
     Peers,
     Prefill,
@@ -44,7 +45,7 @@ def make_dispatcher(*prefills: str, decodes: tuple[str, ...] = ("D0",), **option
         join(dispatcher, name, Role.PREFILL)
     for name in decodes:
         join(dispatcher, name, Role.DECODE)
-        held = Held(0, (), GAUGES, tuple(NodeId(p) for p in prefills))
+        held = Held(0, (), GAUGES, tuple(Link(NodeId(p)) for p in prefills))
         dispatcher.handle(Received(NodeId(name), held), 0.0)
     return dispatcher
 
@@ -185,7 +186,7 @@ def test_a_finished_request_whose_last_tokens_were_lost_is_resumed():
     dispatcher = make_dispatcher("P0")
     request, _ = submit(dispatcher)
     dispatcher.handle(first_token(request), 1.0)
-    held = Held(1, (HeldEntry(request, 1, Stage.DONE, 8),), GAUGES, (NodeId("P0"),))
+    held = Held(1, (HeldEntry(request, 1, Stage.DONE, 8),), GAUGES, (Link(NodeId("P0")),))
     actions = dispatcher.handle(Received(NodeId("D0"), held), 2.0)
     assert actions == [Send(NodeId("D0"), Resume(request, 1, 0, 1))]
 
@@ -234,7 +235,7 @@ def test_readiness_names_what_is_missing():
     assert dispatcher.readiness() == (False, "no decode node has joined")
     join(dispatcher, "D0", Role.DECODE)
     assert dispatcher.readiness() == (False, "no decode node is linked to a prefill node yet")
-    dispatcher.handle(Received(NodeId("D0"), Held(0, (), GAUGES, (NodeId("P0"),))), 0.0)
+    dispatcher.handle(Received(NodeId("D0"), Held(0, (), GAUGES, (Link(NodeId("P0")),))), 0.0)
     assert dispatcher.readiness() == (True, "ready")
 
 
@@ -260,7 +261,7 @@ def test_a_continued_stream_that_no_prefill_node_can_hold_any_more_is_computed_w
     join(dispatcher, "P0", Role.PREFILL, num_blocks=3)
     for name in ("D0", "D1"):
         join(dispatcher, name, Role.DECODE)
-        dispatcher.handle(Received(NodeId(name), Held(0, (), GAUGES, (NodeId("P0"),))), 0.0)
+        dispatcher.handle(Received(NodeId(name), Held(0, (), GAUGES, (Link(NodeId("P0")),))), 0.0)
     request, _ = submit(dispatcher, num_tokens=12)
     dispatcher.handle(first_token(request), 1.0)
     actions = dispatcher.handle(NodeLost(NodeId("D0"), "gone"), 2.0)
@@ -283,7 +284,7 @@ def test_a_pair_that_failed_is_tried_again_when_its_link_is_confirmed():
     request, _ = submit(dispatcher)
     failed = Failed(request, 1, Stage.HANDOFF, "no link to P0")
     assert sent(dispatcher.handle(Received(NodeId("D0"), failed), 1.0), Decode) == []
-    held = Held(0, (), GAUGES, (NodeId("P0"),))
+    held = Held(0, (), GAUGES, (Link(NodeId("P0")),))
     ((_, decode),) = sent(dispatcher.handle(Received(NodeId("D0"), held), 1.5), Decode)
     assert decode.attempt == 2
 
@@ -297,7 +298,7 @@ def test_a_prefill_node_that_came_back_is_used_when_a_decode_node_has_linked_to_
 
 def test_a_decode_node_that_lacks_a_link_is_told_of_the_prefill_nodes_again():
     dispatcher = make_dispatcher("P0")
-    linked, alone = (Held(1, (), GAUGES, links) for links in ((NodeId("P0"),), ()))
+    linked, alone = (Held(1, (), GAUGES, links) for links in ((Link(NodeId("P0")),), ()))
     assert dispatcher.handle(Received(NodeId("D0"), linked), 1.0) == []
     ((node, peers),) = sent(dispatcher.handle(Received(NodeId("D0"), alone), 1.5), Peers)
     assert (node, [peer.node for peer in peers.prefill]) == ("D0", ["P0"])

@@ -2,7 +2,7 @@
 
 import math
 
-from pdserve.cluster.messages import Capacity, Gauges, Peer, Role
+from pdserve.cluster.messages import Capacity, Gauges, Link, Peer, Role
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.sampling import SamplingParams
 from pdserve.router.placement import Node, Place, pick
@@ -30,7 +30,7 @@ def make_node(
         role,
         Peer(NodeId(name), Epoch(1, 1), f"mem://{name}"),
         Capacity(num_blocks, BLOCK, 4096, max_running),
-        links=frozenset(NodeId(link) for link in links),
+        links={NodeId(link): Link(NodeId(link)) for link in links},
         doubted={NodeId(node) for node in doubted},
         gauges=gauges,
         prompts={new_request_id(): length for length in prompts},
