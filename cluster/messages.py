@@ -192,9 +192,12 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class LiveEntry:
+    """is_overdue: its hand-off is past its deadline, so the decode node makes room for it."""
+
     request: RequestId
     attempt: int
     stage: Stage
+    is_overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +296,9 @@ class HeldEntry:
 class Gauges:
     """A node's state in numbers, as shown by /metrics.
 
-    token_s: seconds that each token of a prompt is expected to take here as things are
+    num_parked       blocks of finished prompts that no decode node has released yet
+    token_s          seconds that each token of a prompt is expected to take here as things are
+    starts_no_prompt too much of the pool is parked for a new prompt to be started
     """
 
     num_free: int
@@ -307,6 +312,7 @@ class Gauges:
     num_parked: int
     num_queued_tokens: int
     token_s: float
+    starts_no_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 Preempted sequences come before new ones, the oldest first; otherwise first come, first served within a
 priority. A head that does not fit is passed at most MAX_PASSES times, so that a large prompt is never
-starved by small ones; no more than that are tried in vain, because this runs at every event. Owns the
-order only; DecodeScheduler tries the reservations.
+starved by small ones; no more than that are tried in vain, because this runs at every event. A hand-off
+past its deadline may pass all, each of them as often. Owns the order only; Reservations tries them.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,6 +40,19 @@ class AdmissionLine:
 
     def leave(self, key: int) -> None:
         self._line = [waiting for waiting in self._line if waiting.key != key]
+
+    def may_pass(self, key: int) -> bool:
+        """Whether nobody before it has been passed too often."""
+        return all(waiting.passes < MAX_PASSES for waiting in self._before(key))
+
+    def pass_all(self, key: int) -> None:
+        """It has its blocks out of turn."""
+        for waiting in self._before(key):
+            waiting.passes += 1
+        self.leave(key)
+
+    def _before(self, key: int) -> list[Waiting]:
+        return list(itertools.takewhile(lambda waiting: waiting.key != key, self._line))
 
     def admit(self, reserve: Callable[[int], bool]) -> list[int]:
         """Try `reserve(key)` in order; returns the keys that got their blocks."""

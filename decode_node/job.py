@@ -26,6 +26,8 @@ class Job:
     """One request here. num_sent: outputs the router has been sent; final_blocks: its largest block table.
 
     prefills_here: nobody has told the router of the prompt's first token yet, so this node will.
+    is_overdue: its hand-off is past its deadline and has no blocks here.
+    is_fixed: no overdue request takes its blocks (again): it has yielded to one, or others have yielded to it.
     """
 
     sequence: Sequence
@@ -38,6 +40,8 @@ class Job:
     cancelled: bool = False
     resumed: bool = False
     revokes: int = 0
+    is_overdue: bool = False
+    is_fixed: bool = False
     heard_at: float | None = None
     reserved_at: float = 0.0
     num_hit_tokens: int = 0

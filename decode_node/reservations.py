@@ -2,12 +2,14 @@
 
     lacks blocks ── line ──► admit: all or nothing, hits held, fillings joined, one block to grow into
     grows        ── no block left ──► the newest incomplete pull gives its own back, else a sequence is preempted
+    is overdue   ── no block left ──► the newest, least important sequences are preempted, each at most once
 
 Owns the line of waiting requests, the fillings and the pool's reservations. `due` names the jobs whose
 pulls something happened to; the scheduler looks at each of them next.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from pdserve.cluster.messages import Send
 from pdserve.core.ids import BlockHash, BlockId
@@ -19,6 +21,11 @@ from pdserve.kvtransfer.filling import Fillings
 from pdserve.kvtransfer.pull import BlockCopy, CopyDone, PullState, Verdict
 
 MAX_REVOKES = 3
+
+
+def _yields_first(job: Job) -> tuple[int, int]:
+    """Sorts the newest, least important sequence to the front."""
+    return job.sequence.priority, -job.sequence.key
 
 
 class Reservations:
@@ -60,10 +67,14 @@ class Reservations:
         self.due.update(self._line.admit(reserve))
         return actions
 
-    def _fits(self, num_blocks: int, hits: Iterable[BlockId]) -> bool:
-        """Whether a request may start: every running sequence keeps one block to grow into."""
-        owed = sum(job.is_owed_growth for job in self._jobs)
-        return self._jobs.num_active < self._max_running and self.pool.can_reserve(num_blocks, hits, keep=owed)
+    def _fits(self, num_blocks: int, hits: Iterable[BlockId], yielding: Collection[int] = (), gain: int = 0) -> bool:
+        """Whether a request may start: every running sequence keeps one block to grow into.
+
+        yielding, gain  keys of jobs that would be preempted, and the blocks that there would be then
+        """
+        owed = sum(job.is_owed_growth for job in self._jobs if job.sequence.key not in yielding)
+        is_open = self._jobs.num_active - len(yielding) < self._max_running
+        return is_open and self.pool.can_reserve(num_blocks, hits, keep=owed - gain)
 
     def _reserve_local(self, job: Job) -> bool:
         sequence = job.sequence
@@ -80,9 +91,7 @@ class Reservations:
         """All or nothing: hold the hits, join what others are filling, reserve the rest and one to grow."""
         sequence, pull = job.sequence, job.pull
         assert pull is not None
-        found = {h: b for h in sequence.hashes if (b := self.pool.find(h)) is not None}
-        joined = [h for h in sequence.hashes if h not in found and self._fillings.find(h) is not None]
-        missing = sequence.num_blocks - len(found) - len(joined)
+        found, joined, missing = self._find(sequence)
         if sequence.busy or not self._fits(missing + job.growth, found.values()):
             return False
         for block_id in found.values():
@@ -111,6 +120,12 @@ class Reservations:
         pull.lacking = {h: pull.lacking.get(h, 0) for h in lacking}
         actions += pull.start(targets, now)
         return True
+
+    def _find(self, sequence: Sequence) -> tuple[dict[BlockHash, BlockId], list[BlockHash], int]:
+        """Blocks that are cached here, hashes of those that others are filling, and how many more it needs."""
+        found = {h: b for h in sequence.hashes if (b := self.pool.find(h)) is not None}
+        joined = [h for h in sequence.hashes if h not in found and self._fillings.find(h) is not None]
+        return found, joined, sequence.num_blocks - len(found) - len(joined)
 
     def _take(self, sequence: Sequence) -> BlockId:
         block_id = self.pool.take()
@@ -146,7 +161,7 @@ class Reservations:
             pull = job.pull
             if job.phase is not Phase.PULLING or pull is None or pull.state is not PullState.COPYING:
                 continue
-            if job.revokes >= MAX_REVOKES or job.sequence.busy:
+            if job.revokes >= MAX_REVOKES or job.sequence.busy or job.is_fixed:
                 continue
             job.revokes += 1
             pull.revoke()
@@ -157,7 +172,7 @@ class Reservations:
         return False
 
     def _victim(self) -> Job:
-        return min(self._jobs.running(), key=lambda job: (job.sequence.priority, -job.sequence.key))
+        return min(self._jobs.running(), key=_yields_first)
 
     def _preempt(self, job: Job) -> None:
         """Drop the newest, least important sequence's blocks; it catches up by recompute, no token lost."""
@@ -165,6 +180,58 @@ class Reservations:
         self.give_back(job)
         job.phase = Phase.QUEUED
         self.wait(job, resumed=True)
+
+    # ---- overdue hand-offs -----------------------------------------------------------------------
+
+    def make_room(self, now: float) -> list[Send]:
+        """Overdue requests get their blocks out of turn, and running sequences yield where that is enough.
+
+        Called between two steps: one in flight writes to the blocks of those that would yield. Nobody yields
+        twice, nor who others have yielded for, and nobody in line is passed too often: so nobody is starved.
+        """
+        actions: list[Send] = []
+        for job in list(self._jobs):
+            key = job.sequence.key
+            if not (
+                job.is_overdue and job.phase is Phase.PULLING and self.is_waiting(job) and self._line.may_pass(key)
+            ):
+                continue
+            yielding = self._enough_for(job)
+            if yielding is None:
+                continue
+            for other in yielding:
+                other.is_fixed = True
+                self._preempt(other)
+            has_blocks = self._reserve_pull(job, now, actions)
+            assert has_blocks, "others have yielded in vain"
+            job.is_overdue, job.is_fixed = False, True
+            self._line.pass_all(key)
+            self.due.add(key)
+        return actions
+
+    def _enough_for(self, job: Job) -> list[Job] | None:
+        """The first to yield, as few as make room for `job`; None when there never would be enough."""
+        if job.sequence.busy:
+            return None
+        found, _, missing = self._find(job.sequence)
+        hits = set(found.values())
+        refs = Counter(b for other in self._jobs.by_key.values() for b in other.sequence.block_ids)
+        yielding: list[Job] = []
+        keys: set[int] = set()
+        gain = 0
+        for other in [None, *sorted(self._jobs.running(), key=_yields_first)]:
+            if other is not None:
+                if other.is_fixed or other.sequence.busy or other.sequence.priority > job.sequence.priority:
+                    continue
+                refs.subtract(other.sequence.block_ids)
+                # A block that is a hit as well only changes hands.
+                freed = [b for b in other.sequence.block_ids if refs[b] == 0 and b not in hits]
+                gain += len(freed) + other.sequence.num_reserved
+                yielding.append(other)
+                keys.add(other.sequence.key)
+            if self._fits(missing + job.growth, hits, keys, gain):
+                return yielding
+        return None
 
     # ---- giving back -----------------------------------------------------------------------------
 

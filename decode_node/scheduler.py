@@ -190,6 +190,7 @@ class DecodeScheduler:
             job = self._jobs.by_request.get(entry.request)
             if job is not None and job.sequence.attempt == entry.attempt:
                 job.expires_at = now + self._lease_s
+                job.is_overdue = entry.is_overdue and not job.is_fixed
         return [Send(sender, self.held(message.beat))]
 
     def _on_resume(self, sender: NodeId, message: Resume, now: float) -> Iterable[Action]:
@@ -333,6 +334,7 @@ class DecodeScheduler:
     def _start_step(self, now: float) -> list[Action]:
         if self._step is not None:
             return []
+        actions: list[Action] = list(self.reservations.make_room(now))
         rows = []
         for job in self._jobs.streams():
             # An earlier job's growth may have preempted this one.
@@ -348,12 +350,12 @@ class DecodeScheduler:
             sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
             rows.append((self._jobs.by_key[sequence.key], num_tokens))
         if not rows:
-            return []
+            return actions
         for job, _ in rows:
             job.sequence.busy += 1
         self._num_steps += 1
         self._step = StepPlan(self._num_steps, tuple(job.sequence.row(n) for job, n in rows))
-        return [RunStep(self._step)]
+        return [*actions, RunStep(self._step)]
 
     def _work(self, streams: Iterable[Job]) -> StepWork:
         """What a step of these streams alone has to do."""

@@ -5,7 +5,8 @@
 
 Owns the block pool, the sequences and the offers of this node. A prompt reserves all of its blocks
 (hits held) before its first chunk, first come first served, the head passed at most MAX_PASSES times.
-Nothing is started while more than half of the pool is parked. Called by PrefillNode on the event loop.
+Nothing is started while more than half of the pool is parked, but for the next attempt of what was parked
+here: it finds its blocks again. Called by PrefillNode on the event loop.
 """
 
 from collections.abc import Callable, Iterable
@@ -60,12 +61,16 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Prompt:
-    """One accepted request. `leased` are the blocks its lease pins once it is PARKED."""
+    """One accepted request. `leased` are the blocks its lease pins once it is PARKED.
+
+    was_parked: it goes on from an earlier attempt that was computed here, whose blocks it finds again
+    """
 
     sequence: Sequence
     phase: Phase
     passes: int = 0
     cancelled: bool = False
+    was_parked: bool = False
     first_token: FirstToken | None = None
     leased: list[BlockId] = field(default_factory=list)
 
@@ -163,11 +168,13 @@ class PrefillScheduler:
         except ProtocolError as error:
             failed = Failed(message.request, message.attempt, Stage.PREFILL, str(error))
             return [*actions, Send(self._router, failed)]
-        prompt = Prompt(sequence, Phase.QUEUED)
+        was_parked = known is not None and (known.was_parked or known.phase is Phase.PARKED)
+        prompt = Prompt(sequence, Phase.QUEUED, was_parked=was_parked)
         self._prompts[message.request] = prompt
         self._by_key[sequence.key] = prompt
         self._queue.append(prompt)
-        self._queue.sort(key=lambda p: -p.sequence.priority)
+        # A stream that stands still has waited before.
+        self._queue.sort(key=lambda p: (-p.sequence.priority, not p.was_parked))
         self.offers.open(message.request, message.attempt, now)
         return actions
 
@@ -223,8 +230,8 @@ class PrefillScheduler:
         actions: list[Action] = []
         blocked: list[Prompt] = []
         for prompt in list(self._queue):
-            if self.pool.num_leased > self.pool.num_blocks // 2:
-                break
+            if self._starts_no_prompt and not prompt.was_parked:
+                continue
             if self._reserve(prompt, now):
                 actions += self._announce_hits(prompt)
                 for earlier in blocked:
@@ -396,6 +403,7 @@ class PrefillScheduler:
             num_parked=self.pool.num_leased,
             num_queued_tokens=sum(p.sequence.num_missing for p in self._queue + self._running),
             token_s=self._token_s,
+            starts_no_prompt=self._starts_no_prompt,
         )
 
     def check(self) -> None:
@@ -406,6 +414,11 @@ class PrefillScheduler:
         assert len(self.offers) == len(self._prompts), "a request without a lease, or a lease without a request"
 
     # ---- helpers ---------------------------------------------------------------------------------
+
+    @property
+    def _starts_no_prompt(self) -> bool:
+        """Decode nodes take over more slowly than prompts are computed: more would only wait in their place."""
+        return self.pool.num_leased > self.pool.num_blocks // 2
 
     @property
     def _token_s(self) -> float:

@@ -3,6 +3,7 @@
     queue ── dispatch ──► PREFILL ── FirstToken ──► HANDOFF ── Ready, Tokens ──► DECODE ── finish ──► done
       ▲                      │                         │                            │
       └── attempt + 1 ◄──────┴── node lost, Failed, missing in two beats ◄──────────┘
+    HANDOFF ── deadline ──► attempt + 1 on another decode node with room, else its own is told to make room
 
 Owns the queue, the records and what is known of every node. A prefill node is given at most
 max_prompts_per_node prompts; Prefill and Decode go out at the same moment. A token is taken once per
@@ -36,8 +37,8 @@ from pdserve.cluster.messages import (
 )
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId
-from pdserve.router.placement import Node, Place, pick
-from pdserve.router.record import Record
+from pdserve.router.placement import Node, Place, pick, pick_other
+from pdserve.router.record import Plan, Record
 
 MISSED_BEATS = 2
 
@@ -97,6 +98,7 @@ class Dispatcher:
     recovery_grace_s: how long queued requests wait for a node that can serve them to come back.
     ttft_slo_s: the promised time to first token, by which nodes order their prompts.
     cooperative: whether decode nodes compute prompts when their first token comes sooner that way.
+    handoff_deadline_s: from the first token until the request must have its blocks on the decode node.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Dispatcher:
         recovery_grace_s: float = 60.0,
         ttft_slo_s: float | None = None,
         cooperative: bool = True,
+        handoff_deadline_s: float = 2.0,
     ):
         self.nodes: dict[NodeId, Node] = {}
         self.num_stale = 0
@@ -114,6 +117,7 @@ class Dispatcher:
         self._recovery_grace_s = recovery_grace_s
         self._ttft_slo_s = ttft_slo_s
         self._cooperative = cooperative
+        self._handoff_deadline_s = handoff_deadline_s
         self._stuck_since: float | None = None
         self._beat = 0
         self._hasher: BlockHasher | None = None
@@ -203,16 +207,18 @@ class Dispatcher:
 
     def _place(self, record: Record, now: float) -> list[Action] | None:
         """The messages that start `record` on the best nodes with room for it, or None."""
-        assert self._hasher is not None or not self.nodes
         place = self._pick(record, self._max_prompts)
-        if place is None or self._hasher is None:
-            return None
+        return None if place is None else self._start(record, place, now)
+
+    def _start(self, record: Record, place: Place, now: float) -> list[Action]:
+        """The next attempt, at this place."""
+        assert self._hasher is not None, "a place before any node has joined"
         prefill, decode = place.prefill, place.decode
         record.attempt += 1
         record.stage, record.missed, record.placed_in_beat = Stage.PREFILL, {}, self._beat
         record.prefill_node = prefill.node if prefill else None
         record.decode_node = decode.node if decode else None
-        record.plan = place.plan
+        record.plan, record.is_overdue = place.plan, False
         if record.times.dispatched is None:
             record.times.dispatched = now
         prompt, outputs = record.packed()
@@ -264,7 +270,8 @@ class Dispatcher:
         """This attempt is over: the next one starts from prompt + outputs, before everything queued."""
         actions = self._withdraw(record)
         record.failures.append(reason)
-        if record.attempt >= self._max_attempts:
+        # An attempt that was only moved to a node with room has not failed.
+        if len(record.failures) >= self._max_attempts:
             del self._records[record.request]
             return [*actions, GiveUp(record.request, f"{record.stage} failed in {record.attempt} attempts: {reason}")]
         record.stage = None
@@ -323,7 +330,7 @@ class Dispatcher:
         if record is None or message.first_index > len(record.outputs):
             return []
         if record.stage is Stage.PREFILL:
-            record.stage = Stage.HANDOFF
+            record.stage, record.handoff_due = Stage.HANDOFF, now + self._handoff_deadline_s
             self._prefilled(record)
             if not record.outputs:
                 # A later attempt's computing is no part of the time to the first token.
@@ -386,6 +393,9 @@ class Dispatcher:
             entry = held.get((request, record.attempt))
             if entry is not None:
                 record.missed.pop(sender, None)
+                if entry.stage is Stage.DECODE and record.stage is Stage.HANDOFF:
+                    # Its Ready was lost.
+                    record.stage = Stage.DECODE
                 if entry.stage is Stage.DONE and entry.next_index > len(record.outputs):
                     actions.append(Send(sender, Resume(request, record.attempt, 0, len(record.outputs))))
                 continue
@@ -400,16 +410,49 @@ class Dispatcher:
     def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:
         """The beat: tell every node what it should hold; its answer is compared."""
         self._beat += 1
-        actions: list[Action] = list(self._give_up_stuck(now))
+        actions: list[Action] = [*self._give_up_stuck(now), *self._press_handoffs(now)]
         for node in self.nodes.values():
             entries = []
             for record in self._records.values():
                 if record.stage is None or node.node not in record.nodes:
                     continue
                 if node.node == record.decode_node or record.stage is not Stage.DECODE:
-                    entries.append(LiveEntry(record.request, record.attempt, record.stage))
+                    is_overdue = record.is_overdue and record.stage is Stage.HANDOFF
+                    entries.append(LiveEntry(record.request, record.attempt, record.stage, is_overdue))
             actions.append(Send(node.node, Live(self._beat, tuple(entries))))
         return actions
+
+    def _press_handoffs(self, now: float) -> Iterable[Action]:
+        """A request that has no blocks in time goes on elsewhere; where there is no room, its node makes some."""
+        handoffs = [r for r in self._records.values() if r.stage is Stage.HANDOFF and r.plan is Plan.SPLIT]
+        late = [record for record in handoffs if record.handoff_due <= now]
+        coming = self._coming() if late else {}
+        actions: list[Action] = []
+        for record in late:
+            place = pick_other(record, self._staying(), coming)
+            if place is None:
+                record.is_overdue, record.handoff_due = True, now + self._handoff_deadline_s
+                continue
+            actions += self._move(record, place, now)
+            if place.decode is not None:
+                coming[place.decode.node] = coming.get(place.decode.node, 0) + record.num_tokens
+        return actions
+
+    def _coming(self) -> dict[NodeId, int]:
+        """Tokens by decode node of the requests that are not known to have blocks there."""
+        coming: dict[NodeId, int] = {}
+        for record in self._records.values():
+            if record.decode_node is not None and record.stage in (Stage.PREFILL, Stage.HANDOFF):
+                coming[record.decode_node] = coming.get(record.decode_node, 0) + record.num_tokens
+        return coming
+
+    def _move(self, record: Record, place: Place, now: float) -> list[Action]:
+        """The next attempt elsewhere. At a prefill node that stays it finds this one's blocks, and ends it."""
+        assert record.decode_node is not None
+        record.left.add(record.decode_node)
+        stays = place.prefill.node if place.prefill else None
+        actions = [send for send in self._withdraw(record) if not (isinstance(send, Send) and send.peer == stays)]
+        return actions + self._start(record, place, now)
 
     def _give_up_stuck(self, now: float) -> Iterable[Action]:
         """The head of the queue waits for busy nodes as long as it takes, for absent ones only so long."""

@@ -3,6 +3,7 @@
 Pure: reads the nodes, changes none. Called by Dispatcher, which owns them.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -35,6 +36,16 @@ class Node:
         return num_tokens <= self.capacity.num_tokens
 
     @property
+    def starts_no_prompt(self) -> bool:
+        """Whether it said that a prompt given to it now would wait for others to be released."""
+        return self.gauges is not None and self.gauges.starts_no_prompt
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a prompt given to it now would be started at once."""
+        return not self.prompts and not self.starts_no_prompt
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompts it was given and has not answered."""
         return sum(self.prompts.values())
@@ -46,6 +57,14 @@ class Node:
             return 0
         size = self.capacity.block_size
         return (self.capacity.num_blocks - sum(-(-tokens // size) for tokens in self.streams.values())) * size
+
+    @property
+    def num_spare_tokens(self) -> int:
+        """Tokens that its pool could take as it was at its last beat, whatever its streams grow to."""
+        if self.gauges is None or len(self.streams) >= self.capacity.max_running:
+            return 0
+        gauges = self.gauges
+        return (gauges.num_free + gauges.num_cached - gauges.num_reserved) * self.capacity.block_size
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds until it would have computed a prompt that is given to it now; 0 until its first beat."""
@@ -81,14 +100,34 @@ def pick(record: Record, nodes: Collection[Node], max_prompts: float, cooperativ
     """
     places = list(_places(record, nodes, max_prompts, cooperative))
 
-    def cost(place: Place) -> tuple[float, bool, int, int, NodeId]:
+    def cost(place: Place) -> tuple[bool, float, bool, int, int, NodeId]:
         node = place.computing
         num_streams = len(place.decode.streams) if place.decode else 0
         # Equally soon, a decode node is left to its streams.
         lends = place.prefill is None and node.role is Role.DECODE
-        return node.prefill_s(record.num_tokens), lends, node.num_prompt_tokens, num_streams, node.node
+        soonest = (node.starts_no_prompt, node.prefill_s(record.num_tokens))
+        return *soonest, lends, node.num_prompt_tokens, num_streams, node.node
 
     return min(places, key=cost, default=None)
+
+
+def pick_other(record: Record, nodes: Collection[Node], coming: Mapping[NodeId, int]) -> Place | None:
+    """Where a request goes on whose decode node has no blocks for it in time, or None.
+
+    The prefill node that has its blocks stays its source while it can. A decode node must have blocks for it
+    now, and it goes to none twice.
+
+    coming  tokens by decode node of the requests that it may still have to find blocks for
+    """
+    prefills = [node for node in nodes if node.role is Role.PREFILL]
+    source = [node for node in prefills if node.node == record.prefill_node]
+
+    def has_room(node: Node) -> bool:
+        needed = record.num_tokens + node.capacity.block_size + coming.get(node.node, 0)
+        return node.node not in (record.decode_node, *record.left) and node.num_spare_tokens >= needed
+
+    decoders = [node for node in nodes if node.role is not Role.PREFILL and has_room(node)]
+    return pick(record, [*(source or prefills), *decoders], math.inf, cooperative=False)
 
 
 def _places(record: Record, nodes: Collection[Node], max_prompts: float, cooperative: bool) -> Iterator[Place]:
@@ -106,7 +145,7 @@ def _places(record: Record, nodes: Collection[Node], max_prompts: float, coopera
     yield from splits
     no_prefill_node = all(node.role is not Role.PREFILL for node in fitting)
     # However soon a decode node expects to be done: what an idle prefill node computes costs no stream anything.
-    lend = cooperative and all(place.computing.prompts for place in splits)
+    lend = cooperative and not any(place.computing.is_idle for place in splits)
     for decode in decoders:
         lends = no_prefill_node or (lend and decode.room >= final_tokens)
         if len(decode.prompts) < max_prompts and (decode.role is Role.BOTH or lends):

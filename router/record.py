@@ -39,6 +39,8 @@ class Record:
     """stage None: in the router's queue. missed: beats in which a node that should hold it did not name it.
 
     ready_attempt  the last attempt whose blocks were all verified on its decode node
+    handoff_due    when its hand-off is late: it is moved then, or its decode node is told that it is_overdue
+    left           decode nodes it was taken from because they were late
     """
 
     request: RequestId
@@ -55,6 +57,9 @@ class Record:
     decode_node: NodeId | None = None
     placed_in_beat: int = 0
     ready_attempt: int = 0
+    handoff_due: float = 0.0
+    is_overdue: bool = False
+    left: set[NodeId] = field(default_factory=set)
     missed: dict[NodeId, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     finish: str | None = None

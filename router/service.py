@@ -110,6 +110,7 @@ class RouterService:
             recovery_grace_s=admission.recovery_grace_s,
             ttft_slo_s=slo.ttft_s,
             cooperative=admission.cooperative_prefill == "on",
+            handoff_deadline_s=admission.handoff_deadline_s,
         )
         self._streams: dict[RequestId, TokenStream] = {}
         self._liveness = Liveness(control.heartbeat_s, control.node_lost_s)

@@ -147,13 +147,14 @@ class InProcessCluster:
         is_remote: bool = False,
         bytes_per_s: float = 0.0,
         tpot_slo_s: float | None = None,
+        handoff_deadline_s: float = 2.0,
     ):
         self.now = 0.0
         self.hub = hub or MemoryHub(latency_s=0.0001)
         self.timing = timing or Timing()
         self.hasher = BlockHasher(b"f" * 32, spec.block_size)
         self.spec = spec
-        self.dispatcher = Dispatcher(max_attempts, cooperative=cooperative)
+        self.dispatcher = Dispatcher(max_attempts, cooperative=cooperative, handoff_deadline_s=handoff_deadline_s)
         self.nodes: dict[NodeId, SimNode] = {}
         self.outcomes: dict[RequestId, Outcome] = {}
         self.trace: list[tuple[float, str, object]] = []
@@ -177,11 +178,11 @@ class InProcessCluster:
 
     # ---- what a test does ------------------------------------------------------------------------
 
-    def submit(self, prompt: list[int], max_tokens: int = 8, **params: object) -> RequestId:
+    def submit(self, prompt: list[int], max_tokens: int = 8, priority: int = 0, **params: object) -> RequestId:
         request = new_request_id()
         self.outcomes[request] = Outcome()
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
-        record = Record(request, request.hex()[:6], prompt, sampling, Times(self.now))
+        record = Record(request, request.hex()[:6], prompt, sampling, Times(self.now), priority)
         self._route(self.dispatcher.handle(Submit(record), self.now))
         return request
 

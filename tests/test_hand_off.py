@@ -58,7 +58,7 @@ def test_the_bytes_of_a_chunk_are_verified_before_the_next_chunk_ends():
 
 def test_the_first_token_reaches_the_router_without_waiting_for_the_transfer():
     cluster = InProcessCluster(timing=Timing(block=5.0))
-    cluster.submit(make_prompt(3 * BLOCK), max_tokens=2)
+    cluster.submit(make_prompt(3 * BLOCK), max_tokens=3)
     cluster.run()
     arrived = {type(m): when for when, link, m in reversed(cluster.trace) if link.endswith(">router")}
     assert arrived[FirstToken] + 4.0 < arrived[Ready] < arrived[Tokens]

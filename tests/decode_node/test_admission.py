@@ -57,3 +57,13 @@ def test_a_long_line_that_does_not_fit_costs_a_few_tries():
     line = make_line(*range(1000))
     assert line.admit(lambda key: bool(tried.append(key))) == []
     assert tried == list(range(MAX_PASSES))
+
+
+def test_who_has_blocks_out_of_turn_has_passed_all_before_it_and_none_of_them_too_often():
+    line = make_line(0, *range(1, 20), resumed=(50,))
+    for key in range(1, MAX_PASSES + 1):
+        assert line.may_pass(key)
+        line.pass_all(key)
+        assert key not in line
+    assert not line.may_pass(MAX_PASSES + 1)
+    assert line.may_pass(50)

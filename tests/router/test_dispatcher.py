@@ -1,5 +1,7 @@
 """The dispatcher by itself: which node gets what, and that every index is delivered once."""
 
+from dataclasses import replace
+
 from pdserve.cluster.events import Received, Tick
 from pdserve.cluster.messages import (
     Cancel,
@@ -31,6 +33,7 @@ from pdserve.router.record import Plan, Record, Times
 
 HASHER = BlockHasher(b"f" * 32, 4)
 GAUGES = Gauges(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
+WITH_ROOM = replace(GAUGES, num_free=100)
 
 
 def join(dispatcher: Dispatcher, name: str, role: Role, num_blocks: int = 100, epoch: int = 1) -> list:
@@ -45,9 +48,13 @@ def make_dispatcher(*prefills: str, decodes: tuple[str, ...] = ("D0",), **option
         join(dispatcher, name, Role.PREFILL)
     for name in decodes:
         join(dispatcher, name, Role.DECODE)
-        held = Held(0, (), GAUGES, tuple(Link(NodeId(p)) for p in prefills))
-        dispatcher.handle(Received(NodeId(name), held), 0.0)
+        beat(dispatcher, name, GAUGES, *prefills)
     return dispatcher
+
+
+def beat(dispatcher: Dispatcher, name: str, gauges: Gauges, *links: str, entries: tuple[HeldEntry, ...] = ()) -> list:
+    held = Held(0, entries, gauges, tuple(Link(NodeId(link)) for link in links))
+    return dispatcher.handle(Received(NodeId(name), held), 0.0)
 
 
 def submit(dispatcher: Dispatcher, num_tokens: int = 10, max_tokens: int = 8) -> tuple[RequestId, list]:
@@ -338,3 +345,88 @@ def test_the_promise_travels_as_what_is_left_of_it_until_the_first_token():
     dispatcher.handle(first_token(record.request), 6.0)
     actions = dispatcher.handle(NodeLost(NodeId("D0"), "gone"), 6.5)
     assert [message.deadline_s for _, message in sent(actions, Prefill)] == [None]
+
+
+def overdue(actions: list) -> dict[NodeId, list[bool]]:
+    return {peer: [entry.is_overdue for entry in live.entries] for peer, live in sent(actions, Live)}
+
+
+def test_a_hand_off_that_is_late_goes_on_at_another_decode_node_with_room_from_the_same_source():
+    dispatcher = make_dispatcher("P0", "P1", decodes=("D0", "D1"))
+    beat(dispatcher, "D1", WITH_ROOM, "P0", "P1")
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    assert sent(dispatcher.handle(Tick(), 2.9), Decode) == []
+    actions = dispatcher.handle(Tick(), 3.0)
+    ((prefill_node, prefill),) = sent(actions, Prefill)
+    ((decode_node, decode),) = sent(actions, Decode)
+    assert (prefill_node, decode_node, decode.source.node) == ("P0", "D1", "P0")
+    assert (prefill.attempt, unpack_token_ids(prefill.outputs[0])) == (2, [5])
+    # The next attempt ends this one on the prefill node, whose blocks it finds again.
+    assert sent(actions, Cancel) == [("D0", Cancel(request, 1))]
+    dispatcher.check()
+
+
+def test_a_late_hand_off_goes_to_no_node_twice_and_costs_none_of_the_attempts_for_failures():
+    dispatcher = make_dispatcher("P0", decodes=("D0", "D1"), max_attempts=2)
+    for name in ("D0", "D1"):
+        beat(dispatcher, name, WITH_ROOM, "P0")
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    dispatcher.handle(Tick(), 3.0)
+    dispatcher.handle(Received(NodeId("P0"), FirstToken(request, 2, 1, 6, None, 0, 0.0, 0.1)), 3.1)
+    actions = dispatcher.handle(Tick(), 5.2)
+    assert sent(actions, Decode) == []
+    assert overdue(actions)["D1"] == [True]
+    actions = dispatcher.handle(NodeLost(NodeId("D1"), "gone"), 5.3)
+    assert [peer for peer, _ in sent(actions, Decode)] == ["D0"]
+    assert [a for a in actions if isinstance(a, GiveUp)] == []
+
+
+def test_where_no_other_decode_node_has_room_each_beat_says_that_the_request_is_overdue_until_it_has_its_blocks():
+    dispatcher = make_dispatcher("P0", decodes=("D0", "D1"))
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    seen = [overdue(dispatcher.handle(Tick(), now))["D0"] for now in (2.5, 3.0, 3.5)]
+    dispatcher.handle(Received(NodeId("D0"), Ready(request, 1, 3, 300, 0, 0.0, 0.0)), 3.6)
+    assert [*seen, overdue(dispatcher.handle(Tick(), 4.0))["D0"]] == [[False], [True], [True], [False]]
+
+
+def test_room_that_is_promised_to_requests_on_their_way_is_not_promised_twice():
+    dispatcher = make_dispatcher("P0", decodes=("D0", "D1"))
+    requests = [submit(dispatcher)[0] for _ in range(4)]
+    room = (11 + 4) + 2 * 11  # tokens so far and a block to grow into, beside the two that D1 was given
+    beat(dispatcher, "D1", replace(GAUGES, num_free=-(-room // 4)), "P0")
+    for request in requests:
+        dispatcher.handle(first_token(request), 1.0)
+    moved = sent(dispatcher.handle(Tick(), 3.0), Decode)
+    assert [(peer, decode.request) for peer, decode in moved] == [("D1", requests[0])]
+
+
+def test_a_late_hand_off_whose_source_is_gone_is_computed_by_any_other():
+    dispatcher = make_dispatcher("P0", "P1", decodes=("D0", "D1"))
+    beat(dispatcher, "D1", WITH_ROOM, "P0", "P1")
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    dispatcher.handle(NodeLost(NodeId("P0"), "gone"), 1.5)
+    beat(dispatcher, "D1", WITH_ROOM, "P1")
+    ((_, decode),) = sent(dispatcher.handle(Tick(), 3.0), Decode)
+    assert decode.source.node == "P1"
+
+
+def test_a_late_hand_off_with_one_token_left_is_ended_by_the_node_that_has_its_blocks():
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher, max_tokens=2)
+    dispatcher.handle(first_token(request), 1.0)
+    actions = dispatcher.handle(Tick(), 3.0)
+    assert [peer for peer, _ in sent(actions, Prefill)] == ["P0"]
+    assert [peer for peer, _ in sent(actions, Cancel)] == ["D0"]
+
+
+def test_a_decode_node_that_says_it_decodes_has_its_blocks_though_its_ready_was_lost():
+    dispatcher = make_dispatcher("P0", decodes=("D0", "D1"))
+    beat(dispatcher, "D1", WITH_ROOM, "P0")
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 1.0)
+    beat(dispatcher, "D0", GAUGES, "P0", entries=(HeldEntry(request, 1, Stage.DECODE, 1),))
+    assert sent(dispatcher.handle(Tick(), 9.0), Decode) == []

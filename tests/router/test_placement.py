@@ -22,9 +22,10 @@ def make_node(
     links: tuple[str, ...] = (),
     doubted: tuple[str, ...] = (),
     max_running: int = 16,
+    starts_no_prompt: bool = False,
 ) -> Node:
     """token_s None: it has not had its first beat. prompts: lengths of those it was given; a stream takes a block."""
-    gauges = None if token_s is None else Gauges(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, token_s)
+    gauges = None if token_s is None else Gauges(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, token_s, starts_no_prompt)
     return Node(
         NodeId(name),
         role,
@@ -276,3 +277,10 @@ def test_a_pick_changes_no_node():
 def test_an_idle_prefill_node_computes_however_soon_a_decode_node_would():
     assert picked(prefill("P0", token_s=1.0), decode("D0", token_s=0.001)) == ("P0", "D0")
     assert picked(prefill("P0", token_s=1.0, prompts=(1,)), decode("D0", token_s=0.001)) == (None, "D0")
+
+
+def test_a_prefill_node_that_starts_no_prompt_is_not_idle_and_comes_last():
+    full, busy = prefill("P0", starts_no_prompt=True), prefill("P1", token_s=1.0, prompts=(5000,))
+    assert picked(full, busy, decode("D0"), cooperative=False) == ("P1", "D0")
+    assert picked(full, decode("D0", token_s=1.0)) == (None, "D0")
+    assert picked(full, decode("D0"), cooperative=False) == ("P0", "D0")
