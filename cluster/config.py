@@ -85,9 +85,7 @@ class Admission:
     max_queued_requests: int = setting(1024, readers.integer(1, 1 << 20), "requests waiting, beyond it 429")
     recovery_attempts: int = setting(3, readers.integer(1, 100), "attempts a request gets when nodes die")
     recovery_grace_s: float = setting(60.0, readers.seconds(0, 3600), "how long its requests wait for a dead node")
-    handoff_deadline_s: float = setting(
-        2.0, readers.seconds(0.1, 600), "first token to blocks on a decode node, then another"
-    )
+    handoff_deadline_s: float = setting(2.0, readers.seconds(0.1, 600), "longest hand-off, then another decode node")
     cooperative_prefill: str = setting("on", readers.choice("on", "off"), "decode nodes compute prompts if sooner")
 
 

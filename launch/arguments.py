@@ -23,6 +23,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self.options = self.add_argument_group()
 
+    def format_help(self) -> str:
+        """No empty line between usage and description: help is to fit on one screen."""
+        return super().format_help().replace("\n\n", "\n", 1)
+
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
@@ -48,7 +52,7 @@ def make_parser(prog: str, description: str, usage: str | None) -> Parser:
             prog, max_help_position=34, width=HELP_COLUMNS
         ),
     )
-    # Everybody knows it, and help is to fit on one screen.
+    # Everybody knows it, and lines are few.
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     return parser
 
