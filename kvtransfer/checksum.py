@@ -1,4 +1,9 @@
-"""The checksum of a block's bytes: computed once by its owner, compared by everyone who copies it."""
+"""The checksum of a block's bytes: computed once by its owner, compared by everyone who copies it.
+
+xxh3_64 of the bytes, seeded by the first 8 bytes of the block's hash, little-endian: a block copied from the
+wrong place fails even where its bytes are intact. xxhash lets go of the GIL for more than 64 KiB, whether it is
+given a block at once or in pieces (measured with 4.1: while it reads 512 MiB, another thread runs on).
+"""
 
 import xxhash
 
@@ -6,9 +11,14 @@ from pdserve.core.ids import BlockHash
 
 
 def block_checksum(data: memoryview, block_hash: BlockHash) -> int:
-    """xxh3_64 of the bytes, seeded by the first 8 bytes of the block's hash, little-endian.
+    """Nothing is copied."""
+    return xxhash.xxh3_64_intdigest(data, _seed(block_hash))
 
-    The seed makes a block copied from the wrong place fail even where its bytes are intact. Nothing is copied,
-    and xxhash lets go of the GIL while it reads (measured with 4.1: a 1 GiB call holds up no other thread).
-    """
-    return xxhash.xxh3_64_intdigest(data, int.from_bytes(block_hash[:8], "little"))
+
+def running_checksum(block_hash: BlockHash) -> xxhash.xxh3_64:
+    """Updated with a block's bytes in order, piece by piece, its intdigest() is their block_checksum."""
+    return xxhash.xxh3_64(seed=_seed(block_hash))
+
+
+def _seed(block_hash: BlockHash) -> int:
+    return int.from_bytes(block_hash[:8], "little")

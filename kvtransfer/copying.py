@@ -14,11 +14,13 @@ from pdserve.cluster.messages import HaveEntry
 from pdserve.core.errors import LayoutError
 from pdserve.core.ids import BlockId
 from pdserve.engine.kv_pool import KVPool, PoolView
-from pdserve.kvtransfer.checksum import block_checksum
+from pdserve.kvtransfer.checksum import block_checksum, running_checksum
 from pdserve.kvtransfer.pull import BlockCopy, Verdict
 
-# One copy call; between two of them the worker can lose the GIL and the core.
-SLICE_BYTES = 2 << 20
+# Copied, then read once more for the checksum while it lies in the core's L2. The fastest of 32 KiB to 8 MiB on cores
+# with 1 MiB of it (November 2026); smaller ones spend their time in Python. Between two calls the worker can lose the
+# GIL and the core.
+SLICE_BYTES = 512 << 10
 # 1 to 3 ms of reading.
 SPEED_BYTES = 16 << 20
 
@@ -93,27 +95,29 @@ def _copy_block(source: PoolView, target: KVPool, copy: BlockCopy) -> Verdict:
     # A seqlock: the owner bumps the generation before it writes the block again.
     if int(source.generations[copy.source]) != copy.generation:
         return Verdict.MOVED
-    copied = _write(source.block(copy.source), target, copy)
+    checksum = _copy_bytes(source.block(copy.source), target, copy)
     if int(source.generations[copy.source]) != copy.generation:
         return Verdict.MOVED
-    return _judge(copied, copy)
+    return _judge(checksum, copy)
 
 
 def _take_block(target: KVPool, copy: BlockCopy) -> Verdict:
     if copy.payload is None or len(copy.payload) != len(target.view.block(copy.target)):
         return Verdict.CORRUPT
-    return _judge(_write(copy.payload, target, copy), copy)
+    return _judge(_copy_bytes(copy.payload, target, copy), copy)
 
 
-def _write(block: memoryview, target: KVPool, copy: BlockCopy) -> memoryview:
-    """Returns our own copy."""
+def _copy_bytes(block: memoryview, target: KVPool, copy: BlockCopy) -> int:
+    """Returns the checksum of our own bytes: what was checked is what will be used."""
     copied = target.view.block(copy.target)
     read, written = np.frombuffer(block, np.uint8), np.frombuffer(copied, np.uint8)
+    checksum = running_checksum(copy.hash)
     for start in range(0, len(read), SLICE_BYTES):
-        np.copyto(written[start : start + SLICE_BYTES], read[start : start + SLICE_BYTES])
-    return copied
+        end = start + SLICE_BYTES
+        np.copyto(written[start:end], read[start:end])
+        checksum.update(copied[start:end])
+    return checksum.intdigest()
 
 
-def _judge(copied: memoryview, copy: BlockCopy) -> Verdict:
-    """Over our own bytes, still in the cache: what was checked is what will be used."""
-    return Verdict.OK if block_checksum(copied, copy.hash) == copy.checksum else Verdict.CORRUPT
+def _judge(checksum: int, copy: BlockCopy) -> Verdict:
+    return Verdict.OK if checksum == copy.checksum else Verdict.CORRUPT

@@ -168,12 +168,17 @@ class Pull:
         return block_hash in self.lacking and block_hash not in self.copying
 
     def copied(self, done: CopyDone, now: float) -> list[Send]:
-        """Take the verdicts in; a block that failed is asked for again, once, then the pull fails."""
+        """Take the verdicts in; a block that failed is asked for again, once, then the pull fails.
+
+        The source is told of every corrupt block, wanted any more or not: it may be giving it to others.
+        """
         self.copy_s += done.busy_s
         corrupt, again = [], False
         for copy, verdict in zip(done.copies, done.verdicts, strict=True):
             self.copying.discard(copy.hash)
             self.taken += len(copy.payload) if copy.payload is not None else 0
+            if verdict is Verdict.CORRUPT:
+                corrupt.append(copy.hash)
             if copy.hash not in self.lacking:
                 continue
             if verdict is Verdict.OK:
@@ -184,8 +189,6 @@ class Pull:
             again = True
             self.announced.pop(copy.hash, None)
             self.lacking[copy.hash] += 1
-            if verdict is Verdict.CORRUPT:
-                corrupt.append(copy.hash)
         if self.state is PullState.COPYING and any(n >= MAX_FAILURES for n in self.lacking.values()):
             self.state, self.lacking = PullState.FAILED, {}
         sends = [Send(self.source, Bad(self.request, self.attempt, tuple(corrupt)))] if corrupt else []

@@ -2,7 +2,7 @@
 
     put ──► line of the peer ── worker: copy into frames ──► link ── pipe full ──► kept, sent on when it is writable
 
-Nothing is dropped while the link stands: a line holds blocks only by name, at most SLICE_BYTES of it are copied
+Nothing is dropped while the link stands: a line holds blocks only by name, at most AHEAD_BYTES of it are copied
 ahead, and the puller's credit bounds the rest. A block that has been reassigned when its turn comes is left out;
 whoever still waits for it asks again. Owned by a prefill node; everything but the copying is on its event loop.
 """
@@ -17,8 +17,10 @@ from pdserve.cluster.messages import Blocks, Message
 from pdserve.cluster.port import Frame, make_frame
 from pdserve.core.ids import NodeId
 from pdserve.engine.kv_pool import PoolView
-from pdserve.kvtransfer.copying import SLICE_BYTES
 from pdserve.kvtransfer.offer import SendBlocks
+
+# A few blocks: enough to keep a link busy while the worker copies the next ones.
+AHEAD_BYTES = 2 << 20
 
 Send = Callable[[NodeId, Message], bool]
 
@@ -74,7 +76,7 @@ class BlockSender:
     def _next_slice(self, line: Line) -> list[Blocks]:
         taken = [line.waiting.popleft()]
         num_bytes = self._num_bytes(taken[0])
-        while line.waiting and num_bytes + self._num_bytes(line.waiting[0]) <= SLICE_BYTES:
+        while line.waiting and num_bytes + self._num_bytes(line.waiting[0]) <= AHEAD_BYTES:
             taken.append(line.waiting.popleft())
             num_bytes += self._num_bytes(taken[-1])
         return taken

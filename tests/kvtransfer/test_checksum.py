@@ -1,9 +1,10 @@
 """The block checksum: the agreed function, bound to the block's name."""
 
+import pytest
 import xxhash
 
 from pdserve.core.ids import BlockHash
-from pdserve.kvtransfer.checksum import block_checksum
+from pdserve.kvtransfer.checksum import block_checksum, running_checksum
 
 DATA = memoryview(bytes(range(256)) * 16)
 HASH = BlockHash(bytes(range(16)))
@@ -11,6 +12,14 @@ HASH = BlockHash(bytes(range(16)))
 
 def test_it_is_xxh3_seeded_by_the_first_eight_bytes_of_the_hash():
     assert block_checksum(DATA, HASH) == xxhash.xxh3_64_intdigest(DATA, 0x0706050403020100)
+
+
+@pytest.mark.parametrize("piece", [1, 255, 256, 257, 1000, len(DATA), 2 * len(DATA)])
+def test_taken_in_pieces_of_any_size_it_is_the_same(piece: int):
+    checksum = running_checksum(HASH)
+    for start in range(0, len(DATA), piece):
+        checksum.update(DATA[start : start + piece])
+    assert checksum.intdigest() == block_checksum(DATA, HASH)
 
 
 def test_every_flipped_bit_shows():

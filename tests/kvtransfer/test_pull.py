@@ -82,6 +82,17 @@ def test_a_corrupt_block_is_reported_and_fails_the_pull_the_second_time():
     assert not pull.complete()
 
 
+def test_a_corrupt_block_is_reported_even_when_the_pull_has_failed_meanwhile():
+    pull = make_pull(A, B)
+    pull.announce([entry(A)], 0.1)
+    copied(pull, Verdict.CORRUPT)
+    pull.announce([entry(A), entry(B)], 0.2)
+    a, b = pull.next_copies()
+    pull.copied(CopyDone(1, (a,), (Verdict.CORRUPT,)), 0.2)
+    assert pull.state is PullState.FAILED
+    assert pull.copied(CopyDone(1, (b,), (Verdict.CORRUPT,)), 0.3) == [Send(SOURCE, Bad(REQUEST, 1, (B,)))]
+
+
 def test_silence_repeats_the_want_with_a_higher_number():
     pull = make_pull(A, B)
     assert pull.tick(0.4) == []
