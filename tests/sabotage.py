@@ -168,15 +168,15 @@ class WatchedCluster(InProcessCluster):
         if isinstance(event, CopyDone):
             for copy, verdict in zip(event.copies, event.verdicts, strict=True):
                 if verdict is Verdict.OK:
-                    self._check(name, copy.target, copy.hash)
+                    self.check_block(name, copy.target, copy.hash)
         super()._feed(name, event)
         if name == D0:
             for block_hash in self.truths:
                 block_id = self.nodes[name].machine.pool.find(block_hash)
                 if block_id is not None:
-                    self._check(name, block_id, block_hash)
+                    self.check_block(name, block_id, block_hash)
 
-    def _check(self, name: NodeId, block_id: BlockId, block_hash: BlockHash) -> None:
+    def check_block(self, name: NodeId, block_id: BlockId, block_hash: BlockHash) -> None:
         self.num_checked += 1
         held = bytes(self.nodes[name].pool.view.block(block_id))
         assert held == self.truths[block_hash], f"block {block_id} of {name} is not {block_hash.hex()}"
