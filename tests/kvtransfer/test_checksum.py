@@ -1,5 +1,8 @@
 """The block checksum: the agreed function, bound to the block's name."""
 
+import sys
+import threading
+
 import pytest
 import xxhash
 
@@ -32,3 +35,31 @@ def test_every_flipped_bit_shows():
 
 def test_the_right_bytes_under_another_name_do_not_pass():
     assert block_checksum(DATA, HASH) != block_checksum(DATA, BlockHash(HASH[::-1]))
+
+
+@pytest.mark.parametrize(
+    "take_in", [lambda data: block_checksum(data, HASH), lambda data: running_checksum(HASH).update(data)]
+)
+def test_other_threads_run_on_while_a_large_block_is_read(take_in):
+    data = memoryview(bytes(64 << 20))
+    interval, stop, num_turns = sys.getswitchinterval(), threading.Event(), [0]
+
+    def count() -> None:
+        while not stop.wait(1e-4):
+            num_turns[0] += 1
+
+    thread = threading.Thread(target=count)
+    # Without a switch in time the other thread has its turns only where the GIL is let go of.
+    sys.setswitchinterval(3600)
+    try:
+        thread.start()
+        for _ in range(200):
+            before = num_turns[0]
+            take_in(data)
+            if num_turns[0] != before:
+                return
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
+    pytest.fail("no other thread had a turn")

@@ -1,12 +1,12 @@
-"""Blocks that came in frames, written into our own pool and verified there."""
+"""Blocks written into our own pool and verified there: those that came in frames, and those of several slices."""
 
 import pytest
 
 from pdserve.core.errors import LayoutError
 from pdserve.core.ids import BlockId
-from pdserve.kvtransfer.copying import take_and_verify
+from pdserve.kvtransfer.copying import SLICE_BYTES, copy_and_verify, take_and_verify
 from pdserve.kvtransfer.pull import Verdict
-from tests.kvtransfer.pools import LARGE_SPEC, SPEC, content, empty_pool, make_copy
+from tests.kvtransfer.pools import GENERATION, LARGE_SPEC, SPEC, content, empty_pool, make_copy, make_pool
 
 
 def payload(block_id: int, spec=SPEC) -> memoryview:
@@ -48,3 +48,32 @@ def test_each_block_has_its_own_verdict():
 def test_a_target_outside_the_pool_is_our_own_mistake():
     with pytest.raises(LayoutError, match="target block 8"):
         take_and_verify(empty_pool(), [make_copy(2, 8, payload=payload(2))])
+
+
+# ---- slices --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [0, SLICE_BYTES - 1, SLICE_BYTES, 3 * SLICE_BYTES, LARGE_SPEC.payload_bytes - 1])
+def test_a_flipped_byte_is_found_in_every_slice(position: int):
+    assert LARGE_SPEC.payload_bytes > 4 * SLICE_BYTES
+    source = make_pool(LARGE_SPEC, num_blocks=2)
+    source.view.block(BlockId(1))[position] ^= 1
+    target = empty_pool(LARGE_SPEC, num_blocks=2)
+    assert copy_and_verify(source.view, target, [make_copy(1, 0, LARGE_SPEC)])[0] == [Verdict.CORRUPT]
+
+
+def test_a_block_with_a_slice_of_another_is_torn_though_its_generation_never_moved():
+    source = make_pool(LARGE_SPEC, num_blocks=2)
+    source.view.block(BlockId(1))[SLICE_BYTES : 2 * SLICE_BYTES] = source.view.block(BlockId(0))[
+        SLICE_BYTES : 2 * SLICE_BYTES
+    ]
+    target = empty_pool(LARGE_SPEC, num_blocks=2)
+    assert int(source.view.generations[1]) == GENERATION + 1
+    assert copy_and_verify(source.view, target, [make_copy(1, 0, LARGE_SPEC)])[0] == [Verdict.CORRUPT]
+
+
+def test_slices_in_another_order_are_no_block():
+    data = bytearray(content(LARGE_SPEC, 1))
+    data[:SLICE_BYTES], data[SLICE_BYTES : 2 * SLICE_BYTES] = data[SLICE_BYTES : 2 * SLICE_BYTES], data[:SLICE_BYTES]
+    copy = make_copy(1, 0, LARGE_SPEC, payload=memoryview(data))
+    assert take_and_verify(empty_pool(LARGE_SPEC, num_blocks=2), [copy])[0] == [Verdict.CORRUPT]
