@@ -286,10 +286,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class HeldEntry:
+    """has_blocks: the decode node has reserved all blocks of a hand-off, its copies are under way"""
+
     request: RequestId
     attempt: int
     stage: Stage
     next_index: int
+    has_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -486,6 +486,7 @@ class DecodeScheduler:
                 job.sequence.attempt,
                 Stage.HANDOFF if job.phase is Phase.PULLING else Stage.DECODE,
                 job.num_sent,
+                has_blocks=job.phase is Phase.PULLING and bool(job.sequence.block_ids),
             )
             for job in self._jobs
         ]

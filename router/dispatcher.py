@@ -218,7 +218,7 @@ class Dispatcher:
         record.stage, record.missed, record.placed_in_beat = Stage.PREFILL, {}, self._beat
         record.prefill_node = prefill.node if prefill else None
         record.decode_node = decode.node if decode else None
-        record.plan, record.is_overdue = place.plan, False
+        record.plan, record.is_overdue, record.has_blocks = place.plan, False, False
         if record.times.dispatched is None:
             record.times.dispatched = now
         prompt, outputs = record.packed()
@@ -393,6 +393,8 @@ class Dispatcher:
             entry = held.get((request, record.attempt))
             if entry is not None:
                 record.missed.pop(sender, None)
+                if sender == record.decode_node:
+                    record.has_blocks = entry.has_blocks
                 if entry.stage is Stage.DECODE and record.stage is Stage.HANDOFF:
                     # Its Ready was lost.
                     record.stage = Stage.DECODE
@@ -425,7 +427,8 @@ class Dispatcher:
     def _press_handoffs(self, now: float) -> Iterable[Action]:
         """A request that has no blocks in time goes on elsewhere; where there is no room, its node makes some."""
         handoffs = [r for r in self._records.values() if r.stage is Stage.HANDOFF and r.plan is Plan.SPLIT]
-        late = [record for record in handoffs if record.handoff_due <= now]
+        # A transfer that is under way would only begin anew elsewhere, however slow its link.
+        late = [record for record in handoffs if record.handoff_due <= now and not record.has_blocks]
         coming = self._coming() if late else {}
         actions: list[Action] = []
         for record in late:

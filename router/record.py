@@ -40,6 +40,7 @@ class Record:
 
     ready_attempt  the last attempt whose blocks were all verified on its decode node
     handoff_due    when its hand-off is late: it is moved then, or its decode node is told that it is_overdue
+    has_blocks     its decode node says that it has reserved them
     left           decode nodes it was taken from because they were late
     """
 
@@ -59,6 +60,7 @@ class Record:
     ready_attempt: int = 0
     handoff_due: float = 0.0
     is_overdue: bool = False
+    has_blocks: bool = False
     left: set[NodeId] = field(default_factory=set)
     missed: dict[NodeId, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)

@@ -193,3 +193,12 @@ def test_what_others_have_yielded_for_is_not_taken_back_when_a_stream_grows():
         continuation(make_prompt(LONG, 1), LONG_OUTPUT),
     ]
     cluster.assert_drained()
+
+
+def test_a_hand_off_that_is_under_way_is_not_begun_anew_elsewhere():
+    cluster = InProcessCluster(1, 2, timing=Timing(block=1.5))
+    request = cluster.submit(make_prompt(LATE), 4)
+    cluster.run()
+    assert cluster.outcomes[request].arrivals[1] - cluster.outcomes[request].arrivals[0] > 5
+    assert len(decodes(cluster, request)) == 1
+    assert cluster.results(request) == [continuation(make_prompt(LATE), 4)]
