@@ -1,14 +1,16 @@
 """The links of a whole cluster inside one process: no sockets, no clock, every run the same.
 
 send puts an encoded frame on its way, deliver takes off what has arrived by `now`. Without faults a link
-is FIFO. Faults are drawn from a seed; single losses, broken links and dead nodes are scripted by the test.
-Used by the tests of the machines and by the in-process cluster, which drive it with a clock of their own.
+is FIFO. Faults are drawn from a seed; what befalls a single frame, broken links and dead nodes are scripted
+by the test. Used by the tests of the machines and by the in-process cluster, which drive it with a clock of
+their own.
 """
 
 import heapq
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from pdserve.cluster.codec import decode, encode, payloads_of
 from pdserve.cluster.messages import Message, Payloads
@@ -48,14 +50,26 @@ class Cut:
     end: float
 
 
-@dataclass(slots=True)
-class Loss:
-    """The `countdown`-th frame from now that matches is lost; None matches any node."""
+class Fate(Enum):
+    """What befalls one frame. A late one arrives right after the next one of its link, or LATE_S late without one."""
 
+    LOST = "lost"
+    TWICE = "twice"
+    LATE = "late"
+
+
+@dataclass(slots=True)
+class Script:
+    """The `countdown`-th frame from now that matches meets this fate; None matches any node."""
+
+    fate: Fate
     message_type: type
     countdown: int
     sender: NodeId | None
     peer: NodeId | None
+
+
+LATE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,6 +91,7 @@ class MemoryHub:
         self.num_sent = 0
         self.num_dropped = 0
         self.num_delivered = 0
+        self.num_stale = 0
         self._random = random.Random(self.faults.seed)
         self._frames: list[Frame] = []
         self._order = itertools.count()
@@ -84,7 +99,8 @@ class MemoryHub:
         self._epochs: dict[NodeId, Epoch] = {}
         self._dead: set[NodeId] = set()
         self._cuts: list[Cut] = []
-        self._losses: list[Loss] = []
+        self._scripts: list[Script] = []
+        self._late: dict[tuple[NodeId, NodeId], list[Frame]] = {}
 
     # ---- what a test does to the network ---------------------------------------------------------
 
@@ -96,10 +112,11 @@ class MemoryHub:
     def kill(self, node: NodeId) -> None:
         """Nothing reaches `node` any more; what it sent before is still on its way."""
         self._dead.add(node)
-        kept = [frame for frame in self._frames if frame.peer != node]
-        self.num_dropped += len(self._frames) - len(kept)
-        self._frames = kept
-        heapq.heapify(self._frames)
+        self._lose([frame for frame in self._frames if frame.peer == node])
+
+    def reset(self, a: NodeId, b: NodeId) -> None:
+        """The connection between two nodes breaks: what is on its way on it, in both directions, is lost."""
+        self._lose([frame for frame in self._frames if {frame.sender, frame.peer} == {a, b}])
 
     def cut(self, sender: NodeId, peer: NodeId, start: float, end: float = float("inf")) -> None:
         """Break the link from sender to peer, in this direction only, for start <= t < end."""
@@ -109,7 +126,19 @@ class MemoryHub:
         self, message_type: type, count: int = 1, sender: NodeId | None = None, peer: NodeId | None = None
     ) -> None:
         """Lose the `count`-th message of a type that is sent from now on, between any nodes or these."""
-        self._losses.append(Loss(message_type, count, sender, peer))
+        self._scripts.append(Script(Fate.LOST, message_type, count, sender, peer))
+
+    def repeat_next(
+        self, message_type: type, count: int = 1, sender: NodeId | None = None, peer: NodeId | None = None
+    ) -> None:
+        """Let that message arrive twice."""
+        self._scripts.append(Script(Fate.TWICE, message_type, count, sender, peer))
+
+    def delay_next(
+        self, message_type: type, count: int = 1, sender: NodeId | None = None, peer: NodeId | None = None
+    ) -> None:
+        """Let the next message of its link overtake that message."""
+        self._scripts.append(Script(Fate.LATE, message_type, count, sender, peer))
 
     # ---- what the cluster does with it -----------------------------------------------------------
 
@@ -122,19 +151,33 @@ class MemoryHub:
         self.num_sent += 1
         # Always the same number of draws: changing one fault leaves the dice of the others alone.
         drop, duplicate, reorder, delay, second_delay = (self._random.random() for _ in range(5))
-        if self._is_scripted_loss(sender, peer, message) or drop < self.faults.drop:
+        fates = self._fates(sender, peer, message)
+        if Fate.LOST in fates or drop < self.faults.drop:
             self.num_dropped += 1
             return
-        self._enqueue(sender, peer, data, payloads, now, delay, reorder < self.faults.reorder)
-        if duplicate < self.faults.duplicate:
-            self._enqueue(sender, peer, data, payloads, now, second_delay, reorder < self.faults.reorder)
+        overtaken = reorder < self.faults.reorder
+        frame = Frame(now + self.latency_s, next(self._order), sender, peer, data, payloads)
+        if Fate.LATE in fates:
+            self._enqueue_late(frame, now)
+        else:
+            self._enqueue(frame, now, delay, overtaken)
+        if Fate.TWICE in fates or duplicate < self.faults.duplicate:
+            self._enqueue(replace(frame, order=next(self._order)), now, second_delay, overtaken)
 
     def deliver(self, now: float) -> list[tuple[NodeId, NodeId, Message]]:
-        """Everything that has arrived by `now`: (receiver, sender, message) in the order of arrival."""
+        """Everything that has arrived by `now`: (receiver, sender, message) in the order of arrival.
+
+        What an incarnation sent that is gone, or was sent to one, is dropped, as every receiver does.
+        """
         arrived: list[tuple[NodeId, NodeId, Message]] = []
         while self._frames and self._frames[0].due <= now:
             frame = heapq.heappop(self._frames)
-            arrived.append((frame.peer, frame.sender, decode(frame.data, frame.payloads).message))
+            envelope = decode(frame.data, frame.payloads)
+            living = self._epochs.get(frame.sender, NO_EPOCH), self._epochs.get(frame.peer, NO_EPOCH)
+            if (envelope.sender, envelope.addressee) == living:
+                arrived.append((frame.peer, frame.sender, envelope.message))
+            else:
+                self.num_stale += 1
         self.num_delivered += len(arrived)
         return arrived
 
@@ -142,39 +185,52 @@ class MemoryHub:
         """When the next frame arrives; None when nothing is on its way."""
         return self._frames[0].due if self._frames else None
 
-    def _is_scripted_loss(self, sender: NodeId, peer: NodeId, message: Message) -> bool:
-        is_lost = False
-        for loss in list(self._losses):
-            fits = loss.sender in (None, sender) and loss.peer in (None, peer)
-            if not fits or not isinstance(message, loss.message_type):
+    def _fates(self, sender: NodeId, peer: NodeId, message: Message) -> set[Fate]:
+        fates = set()
+        for script in list(self._scripts):
+            fits = script.sender in (None, sender) and script.peer in (None, peer)
+            if not fits or not isinstance(message, script.message_type):
                 continue
-            loss.countdown -= 1
-            if loss.countdown == 0:
-                self._losses.remove(loss)
-                is_lost = True
-        return is_lost
+            script.countdown -= 1
+            if script.countdown == 0:
+                self._scripts.remove(script)
+                fates.add(script.fate)
+        return fates
 
-    def _enqueue(
-        self,
-        sender: NodeId,
-        peer: NodeId,
-        data: bytes,
-        payloads: Payloads,
-        now: float,
-        delay: float,
-        overtaken: bool,
-    ) -> None:
-        due = now + self.latency_s + delay * self.faults.delay_s
-        link = (sender, peer)
+    def _enqueue(self, frame: Frame, now: float, delay: float, overtaken: bool) -> None:
+        due = frame.due + delay * self.faults.delay_s
+        link = (frame.sender, frame.peer)
         if overtaken:
             due += self.faults.delay_s
         else:
             due = self._last_due[link] = max(due, self._last_due.get(link, due))
+        if not self._push(replace(frame, due=due), now):
+            return
+        for late in self._late.pop(link, []):
+            if late in self._frames:
+                self._frames.remove(late)
+                heapq.heapify(self._frames)
+                self._push(replace(late, due=due, order=next(self._order)), now)
+
+    def _enqueue_late(self, frame: Frame, now: float) -> None:
+        late = replace(frame, due=frame.due + LATE_S)
+        if self._push(late, now):
+            self._late.setdefault((frame.sender, frame.peer), []).append(late)
+
+    def _push(self, frame: Frame, now: float) -> bool:
+        """Put a frame on its way, unless its link is cut or ends at a dead node."""
         is_cut = any(
-            (cut.sender, cut.peer) == link and (cut.start <= now < cut.end or cut.start <= due < cut.end)
+            (cut.sender, cut.peer) == (frame.sender, frame.peer)
+            and (cut.start <= now < cut.end or cut.start <= frame.due < cut.end)
             for cut in self._cuts
         )
-        if is_cut or peer in self._dead or sender in self._dead:
+        if is_cut or frame.peer in self._dead or frame.sender in self._dead:
             self.num_dropped += 1
-            return
-        heapq.heappush(self._frames, Frame(due, next(self._order), sender, peer, data, payloads))
+            return False
+        heapq.heappush(self._frames, frame)
+        return True
+
+    def _lose(self, lost: list[Frame]) -> None:
+        self.num_dropped += len(lost)
+        self._frames = [frame for frame in self._frames if frame not in lost]
+        heapq.heapify(self._frames)

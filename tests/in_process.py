@@ -2,7 +2,9 @@
 
 Router, prefill and decode schedulers exchange the real messages through MemoryHub; steps and copies
 take as long as they are said to. After every event the invariants of the machine that took it are
-checked. Nothing waits: `run` jumps from event to event.
+checked. Nothing waits: `run` jumps from event to event. Links come and go here as cluster/node_life.py
+and router/service.py let them: the router says which prefill nodes there are (Peers), decode nodes dial them,
+and what is sent while a link is down is lost.
 """
 
 import dataclasses
@@ -15,8 +17,9 @@ from typing import Protocol
 
 from pdserve.cluster.attempts import DEFAULT_LEASE_S
 from pdserve.cluster.events import Joined, Leave, LinkLost, LinkUp, Received, Tick
+from pdserve.cluster.membership import LATE_S
 from pdserve.cluster.memory import MemoryHub
-from pdserve.cluster.messages import Capacity, Link, Role, Send
+from pdserve.cluster.messages import Capacity, Link, Message, Peers, Role, Send
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.kv_spec import KVSpec
@@ -24,7 +27,7 @@ from pdserve.core.sampling import SamplingParams
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.kv_pool import KVPool, buffer_bytes
+from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
@@ -39,6 +42,9 @@ from pdserve.router.record import Record, Times
 ROUTER = NodeId("router")
 TINY_SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=2, dtype="float32", block_size=4)
 VOCAB = 5000
+BEAT_S = 0.5
+# To dial and shake hands.
+DIAL_S = 0.001
 
 
 class Engine(Protocol):
@@ -102,11 +108,26 @@ class Timing:
 
 @dataclass
 class SimNode:
+    """One incarnation of a node.
+
+    is_known       the router has let it in
+    told, linked   prefill nodes that a decode node was told of, and those among them that it is linked to
+    maps           their pools, as long as a copy may begin
+    held_up        what happened to it while its process is held up; None when it runs
+    """
+
     name: NodeId
+    role: Role
+    epoch: Epoch
     machine: PrefillScheduler | DecodeScheduler
     pool: KVPool
     engine: Engine
     alive: bool = True
+    is_known: bool = True
+    told: dict[NodeId, Epoch] = field(default_factory=dict)
+    linked: set[NodeId] = field(default_factory=set)
+    maps: dict[NodeId, PoolView] = field(default_factory=dict)
+    held_up: list[object] | None = None
 
 
 @dataclass
@@ -160,20 +181,23 @@ class InProcessCluster:
         self.trace: list[tuple[float, str, object]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._next_beat = 0.0
         self._router_is_alive = True
         self._tpot_slo_s = tpot_slo_s
         self._way = (is_remote, bytes_per_s)
+        self._max_running = max_running
+        self._num_starts = itertools.count(1)
         role = Role.DECODE if num_prefill else Role.BOTH
         options = (num_blocks, max_step_tokens, max_running, policy, make_engine)
-        self._start_prefill = lambda name: self._start(name, Role.PREFILL, *options)
+        self._start = lambda name, role: self._start_node(name, role, *options)
         for i in range(num_prefill):
-            self._start_prefill(NodeId(f"P{i}"))
+            self._start(NodeId(f"P{i}"), Role.PREFILL)
         for i in range(num_decode):
-            self._start(NodeId(f"D{i}"), role, *options)
-        for name, node in self.nodes.items():
-            for peer in self.nodes:
-                if isinstance(node.machine, DecodeScheduler) and peer.startswith("P"):
-                    self._feed(name, LinkUp(Link(peer, *self._way)))
+            self._start(NodeId(f"D{i}"), role)
+        for decode in self._with_role(Role.DECODE):
+            for prefill in self._with_role(Role.PREFILL):
+                decode.told[prefill.name] = prefill.epoch
+                self._dialled(decode, prefill.name)
         self._beat()
 
     # ---- what a test does ------------------------------------------------------------------------
@@ -193,27 +217,48 @@ class InProcessCluster:
         """The process is gone: its messages and its work with it; everybody sees the broken connection."""
         self.nodes[name].alive = False
         self.hub.kill(name)
-        self._route(self.dispatcher.handle(NodeLost(name, "killed"), self.now))
-        for other, node in self.nodes.items():
-            if node.alive and isinstance(node.machine, DecodeScheduler):
-                self._feed(other, LinkLost(name))
+        self._lose_node(name, "killed")
+        for decode in self._with_role(Role.DECODE):
+            self._lose_link(decode, name)
+
+    def restart(self, name: NodeId) -> None:
+        """Kill a node; its next incarnation joins at once."""
+        role = self.nodes[name].role
+        if self.nodes[name].alive:
+            self.kill(name)
+        self._start(name, role)
+
+    def reset_link(self, node: NodeId, peer: NodeId, down_s: float = 0.01) -> None:
+        """The connection of `node` to the router or a prefill node breaks, and can be made again after down_s."""
+        dialling = self.nodes[node]
+        if not dialling.alive or not self._is_up(node, peer):
+            return
+        if peer == ROUTER:
+            self.hub.reset(node, peer)
+            self._lose_node(node, "connection lost")
+            self.at(down_s, lambda: self._joined(dialling))
+        else:
+            self._lose_link(dialling, peer)
+            self.at(down_s, lambda: self._dialled(dialling, peer))
+
+    def hold_up(self, name: NodeId, seconds: float) -> None:
+        """The process of a node stands still; shorter than the router's patience, so nobody takes it for lost."""
+        assert seconds < 3.0, "the router would lose it (node_lost_s)"
+        node = self.nodes[name]
+        if node.alive and node.held_up is None:
+            node.held_up = []
+            missed_beat = self._next_beat
+            self.at(seconds, lambda: self._go_on(node, late=self.now - missed_beat > LATE_S))
 
     def leave(self, name: NodeId) -> None:
         """The node is told to end once it has finished what it has."""
         self._feed(name, Leave())
 
-    def restart_prefill(self, name: NodeId) -> None:
-        """Kill a prefill node; its next incarnation is linked before anybody else could do anything."""
-        self.kill(name)
-        self.hub.join(name)
-        self._start_prefill(name)
-        for other, node in self.nodes.items():
-            if isinstance(node.machine, DecodeScheduler):
-                self._feed(other, LinkUp(Link(name, *self._way)))
-
-    def silence_router(self) -> None:
-        """The router is gone: no beat of it is heard any more, and nobody is told."""
+    def silence_router(self, seconds: float = float("inf")) -> None:
+        """No beat of the router is heard for so long, nothing reaches it, and nobody is told."""
         self._router_is_alive = False
+        if seconds < float("inf"):
+            self.at(seconds, self._router_is_back)
 
     def at(self, delay: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + delay, next(self._order), what))
@@ -248,7 +293,7 @@ class InProcessCluster:
 
     # ---- the world -------------------------------------------------------------------------------
 
-    def _start(
+    def _start_node(
         self,
         name: NodeId,
         role: Role,
@@ -281,19 +326,86 @@ class InProcessCluster:
                 self.spec.payload_bytes,
                 policy,
             )
-        self.nodes[name] = SimNode(name, machine, kv_pool, make_engine(kv_pool))
-        capacity = Capacity(num_blocks, self.spec.block_size, 100_000, max_running)
-        joined = NodeJoined(name, role, Epoch(1, 1), capacity, f"mem://{name}", self.hasher)
+        epoch = Epoch(next(self._num_starts), 1)
+        self.hub.join(name, epoch)
+        node = self.nodes[name] = SimNode(name, role, epoch, machine, kv_pool, make_engine(kv_pool), is_known=False)
+        self._joined(node)
+
+    # ---- links -----------------------------------------------------------------------------------
+
+    def _with_role(self, role: Role) -> list[SimNode]:
+        return [node for node in self.nodes.values() if node.alive and node.role is role]
+
+    def _is_up(self, a: NodeId, b: NodeId) -> bool:
+        if ROUTER in (a, b):
+            return self.nodes[b if a == ROUTER else a].is_known
+        return b in self.nodes[a].linked or a in self.nodes[b].linked
+
+    def _joined(self, node: SimNode) -> None:
+        """The handshake with the router is done."""
+        if not node.alive or node.is_known:
+            return
+        node.is_known = True
+        pool = node.machine.pool
+        capacity = Capacity(pool.num_blocks, self.spec.block_size, 100_000, self._max_running)
+        self._feed(node.name, Joined(DEFAULT_LEASE_S, self._tpot_slo_s))
+        joined = NodeJoined(node.name, node.role, node.epoch, capacity, f"mem://{node.name}", self.hasher)
         self._route(self.dispatcher.handle(joined, self.now))
-        self._feed(name, Joined(DEFAULT_LEASE_S, self._tpot_slo_s))
+
+    def _lose_node(self, name: NodeId, reason: str) -> None:
+        if self.nodes[name].is_known:
+            self.nodes[name].is_known = False
+            self._route(self.dispatcher.handle(NodeLost(name, reason), self.now))
+
+    def _told(self, decode: SimNode, peers: Peers) -> None:
+        """Leave the peers that are gone or have been replaced, dial those that are new."""
+        told = {peer.node: peer.epoch for peer in peers.prefill}
+        for name, epoch in list(decode.told.items()):
+            if told.get(name) != epoch:
+                del decode.told[name]
+                self._lose_link(decode, name)
+        for name, epoch in told.items():
+            if name not in decode.told:
+                decode.told[name] = epoch
+                self.at(DIAL_S, lambda name=name: self._dialled(decode, name))
+
+    def _dialled(self, decode: SimNode, peer: NodeId) -> None:
+        """The handshake is done, if it is the incarnation that the router has told of."""
+        source = self.nodes[peer]
+        if not decode.alive or not source.alive or peer in decode.linked or decode.told.get(peer) != source.epoch:
+            return
+        decode.linked.add(peer)
+        decode.maps[peer] = source.pool.view
+        self._feed(decode.name, LinkUp(Link(peer, *self._way)))
+
+    def _lose_link(self, decode: SimNode, peer: NodeId) -> None:
+        if peer in decode.linked:
+            decode.linked.discard(peer)
+            self.hub.reset(decode.name, peer)
+            self._feed(decode.name, LinkLost(peer))
+            # Copies that begin with this event are the last.
+            del decode.maps[peer]
+
+    # ---- time ------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        for name, node in self.nodes.items():
-            if node.alive:
-                self._feed(name, Tick())
+        self._next_beat = self.now + BEAT_S
+        for node in list(self.nodes.values()):
+            if node.alive and node.held_up is None:
+                self._feed(node.name, Tick())
         if self._router_is_alive:
             self._route(self.dispatcher.handle(Tick(), self.now))
-        self.at(0.5, self._beat)
+        self.at(BEAT_S, self._beat)
+
+    def _go_on(self, node: SimNode, late: bool) -> None:
+        """A process that was held up first does what its clock says, then reads what has come meanwhile."""
+        events, node.held_up = node.held_up, None
+        if node.alive:
+            for event in (Tick(late), *(events or ())):
+                self._feed(node.name, event)
+
+    def _router_is_back(self) -> None:
+        self._router_is_alive = True
 
     def _next_event(self) -> None:
         hub_time = self.hub.next_time()
@@ -311,14 +423,18 @@ class InProcessCluster:
             return
         if receiver == ROUTER:
             self._route(self.dispatcher.handle(event, self.now))
-        elif self.nodes[receiver].alive and event.message.__class__.__name__ != "Peers":
+        elif self.nodes[receiver].alive:
             self._feed(receiver, event)
+
+    def _send(self, sender: NodeId, peer: NodeId, message: Message) -> None:
+        if self._is_up(sender, peer):
+            self.hub.send(sender, peer, message, self.now)
 
     def _route(self, actions: list) -> None:
         self.dispatcher.check()
         for action in actions:
             if isinstance(action, Send):
-                self.hub.send(ROUTER, action.peer, action.message, self.now)
+                self._send(ROUTER, action.peer, action.message)
                 continue
             outcome = self.outcomes[action.request]
             if isinstance(action, Deliver):
@@ -331,19 +447,25 @@ class InProcessCluster:
 
     def _feed(self, name: NodeId, event: object) -> None:
         node = self.nodes[name]
+        if node.held_up is not None:
+            node.held_up.append(event)
+            return
+        if isinstance(event, Received) and isinstance(event.message, Peers):
+            self._told(node, event.message)
+            return
         actions = node.machine.handle(event, self.now)  # type: ignore[arg-type]
         node.machine.check()
         for action in actions:
             if isinstance(action, Send):
-                self.hub.send(name, action.peer, action.message, self.now)
+                self._send(name, action.peer, action.message)
             elif isinstance(action, SendBlocks):
                 # A copy, as the bytes have left the pool when the message is on its way.
                 views = [node.pool.view.block(entry.block_id) for entry in action.blocks.entries]
                 payloads = tuple(memoryview(bytes(view)) for view in views)
-                self.hub.send(name, action.peer, dataclasses.replace(action.blocks, payloads=payloads), self.now)
+                self._send(name, action.peer, dataclasses.replace(action.blocks, payloads=payloads))
             elif isinstance(action, CheckBlocks):
                 checked = check_own(node.pool.view, action.entries)
-                self.at(0.0, lambda node=node, checked=checked: self._feed(node.name, checked))
+                self.at(0.0, lambda checked=checked: self._report(node, checked))
             elif isinstance(action, RunStep):
                 self.trace.append((self.now, f"{name} step", action.plan))
                 delay = self.timing.step + self.timing.token * action.plan.num_tokens
@@ -351,22 +473,27 @@ class InProcessCluster:
             elif isinstance(action, CopyBlocks):
                 self.trace.append((self.now, f"{name} copy", action))
                 delay = self.timing.block * len(action.copies)
-                self.at(delay, lambda copy=action: self._end_copy(node, copy))
+                source = node.maps.get(action.peer)
+                self.at(delay, lambda copy=action, source=source: self._end_copy(node, copy, source))
+
+    def _report(self, node: SimNode, event: object) -> None:
+        """What an incarnation that is gone was busy with is nobody's."""
+        if node.alive:
+            self._feed(node.name, event)
 
     def _end_step(self, node: SimNode, plan: StepPlan, forward_s: float) -> None:
-        if node.alive:
-            result = dataclasses.replace(node.engine.step(plan), forward_s=forward_s)
-            self.trace.append((self.now, f"{node.name} stepped", plan))
-            self._feed(node.name, StepDone(result))
+        result = dataclasses.replace(node.engine.step(plan), forward_s=forward_s)
+        self.trace.append((self.now, f"{node.name} stepped", plan))
+        self._report(node, StepDone(result))
 
-    def _end_copy(self, node: SimNode, action: CopyBlocks) -> None:
-        if not node.alive:
-            return
-        source = self.nodes[action.peer].pool.view
+    def _end_copy(self, node: SimNode, action: CopyBlocks, source: PoolView | None) -> None:
+        """source: the pool that was mapped when the copy began; its owner may be gone by now."""
         if any(copy.payload is not None for copy in action.copies):
             verdicts, busy_s = take_and_verify(node.pool, action.copies)
-        else:
+        elif source is not None:
             verdicts, busy_s = copy_and_verify(source, node.pool, action.copies)
+        else:
+            verdicts, busy_s = [Verdict.MOVED] * len(action.copies), 0.0
         verified = [c.hash for c, verdict in zip(action.copies, verdicts, strict=True) if verdict is Verdict.OK]
         self.trace.append((self.now, f"{node.name} verified", verified))
-        self._feed(node.name, CopyDone(action.key, action.copies, tuple(verdicts), busy_s))
+        self._report(node, CopyDone(action.key, action.copies, tuple(verdicts), busy_s))

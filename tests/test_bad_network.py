@@ -102,7 +102,7 @@ def test_cancels_restarts_and_broken_links_change_no_token_of_the_others(seed: i
     for request in requests[::3]:
         cluster.at(rng.random() * 0.5, lambda request=request: cancel(request))
     for node in (NodeId("P0"), NodeId("P1")):
-        cluster.at(rng.random() * 0.5, lambda node=node: cluster.restart_prefill(node))
+        cluster.at(rng.random() * 0.5, lambda node=node: cluster.restart(node))
     cluster.run(limit_s=900)
     for prompt, request in zip(prompts, requests, strict=True):
         outcome = cluster.outcomes[request]

@@ -85,7 +85,7 @@ def test_a_request_that_waits_for_blocks_does_not_wait_for_a_source_that_was_rep
     waits = cluster.submit(make_prompt(7 * BLOCK, seed=1), max_tokens=2)
     cluster.run(until=lambda: len(cluster.outcomes[waits].tokens) == 1)
     cluster.run(until=lambda: any(isinstance(m, End) for m in seen(cluster, "P0>D0")[-1:]))
-    cluster.restart_prefill(P0)
+    cluster.restart(P0)
     cluster.run(limit_s=30)
     assert cluster.results(waits) == [continuation(make_prompt(7 * BLOCK, seed=1), 2)]
     cluster.assert_drained()
