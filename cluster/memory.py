@@ -140,6 +140,11 @@ class MemoryHub:
         """Let the next message of its link overtake that message."""
         self._scripts.append(Script(Fate.LATE, message_type, count, sender, peer))
 
+    @property
+    def num_scripted(self) -> int:
+        """Scripted fates that no frame has met yet."""
+        return len(self._scripts)
+
     # ---- what the cluster does with it -----------------------------------------------------------
 
     def send(self, sender: NodeId, peer: NodeId, message: Message, now: float) -> None:

@@ -383,7 +383,7 @@ class Dispatcher:
         node.links = {link.node: link for link in message.links}
         node.is_leaving = message.is_leaving
         held = {(entry.request, entry.attempt): entry for entry in message.entries}
-        actions: list[Action] = []
+        actions = self._unwanted(sender, message)
         peers = self._peers()
         if node.role is Role.DECODE and node.links.keys() != {peer.node for peer in peers.prefill}:
             # Peers may have been lost; the node does nothing about those it knows.
@@ -407,6 +407,17 @@ class Dispatcher:
             record.missed[sender] = record.missed.get(sender, 0) + 1
             if record.missed[sender] >= MISSED_BEATS:
                 actions += self._retry(record, f"{sender} does not know the request")
+        return actions
+
+    def _unwanted(self, sender: NodeId, message: Held) -> list[Action]:
+        """What a node holds for nobody, because a Cancel or a Release was lost: it need not wait for its lease."""
+        actions: list[Action] = []
+        for entry in message.entries:
+            record = self._records.get(entry.request)
+            is_current = record is not None and record.stage is not None and record.attempt == entry.attempt
+            is_needed = record is not None and (sender == record.decode_node or record.stage is not Stage.DECODE)
+            if not (is_current and is_needed):
+                actions.append(Send(sender, Cancel(entry.request, entry.attempt)))
         return actions
 
     def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:

@@ -351,6 +351,7 @@ class InProcessCluster:
         self._feed(node.name, Joined(DEFAULT_LEASE_S, self._tpot_slo_s))
         joined = NodeJoined(node.name, node.role, node.epoch, capacity, f"mem://{node.name}", self.hasher)
         self._route(self.dispatcher.handle(joined, self.now))
+        self._route(self.dispatcher.handle(Tick(), self.now))
 
     def _lose_node(self, name: NodeId, reason: str) -> None:
         if self.nodes[name].is_known:

@@ -175,6 +175,28 @@ def test_after_the_last_attempt_the_request_is_given_up_naming_the_stage():
     assert dispatcher.num_records == 0
 
 
+def test_what_a_node_holds_for_nobody_is_cancelled_without_waiting_for_its_lease():
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher)
+    stranger = new_request_id()
+    older, current = HeldEntry(request, 0, Stage.PREFILL, 0), HeldEntry(request, 1, Stage.PREFILL, 0)
+    held = Held(1, (HeldEntry(stranger, 7, Stage.DONE, 3), older, current), GAUGES, ())
+    actions = dispatcher.handle(Received(NodeId("P0"), held), 0.5)
+    assert sent(actions, Cancel) == [("P0", Cancel(stranger, 7)), ("P0", Cancel(request, 0))]
+
+
+def test_a_prompt_whose_release_was_lost_is_cancelled_once_it_decodes():
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher)
+    dispatcher.handle(first_token(request), 0.1)
+    held = Received(NodeId("P0"), Held(1, (HeldEntry(request, 1, Stage.HANDOFF, 0),), GAUGES, ()))
+    assert sent(dispatcher.handle(held, 0.5), Cancel) == []
+    dispatcher.handle(Received(NodeId("D0"), Ready(request, 1, 3, 300, 0, 0.0, 0.0)), 0.6)
+    assert sent(dispatcher.handle(held, 1.0), Cancel) == [("P0", Cancel(request, 1))]
+    decoding = Held(2, (HeldEntry(request, 1, Stage.DECODE, 1),), GAUGES, (NodeId("P0"),))
+    assert sent(dispatcher.handle(Received(NodeId("D0"), decoding), 1.0), Cancel) == []
+
+
 def test_missing_in_two_beats_is_an_attempt_more_but_an_older_answer_is_not():
     dispatcher = make_dispatcher("P0")
     dispatcher.handle(Tick(), 0.5)
