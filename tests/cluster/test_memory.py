@@ -2,10 +2,10 @@
 
 import pytest
 
-from pdserve.cluster.memory import Faults, MemoryHub
+from pdserve.cluster.memory import LATE_S, Faults, MemoryHub
 from pdserve.cluster.messages import Cancel, Release
 from pdserve.core.errors import CodecError, ConfigError
-from pdserve.core.ids import NodeId, RequestId
+from pdserve.core.ids import Epoch, NodeId, RequestId
 
 REQUEST = RequestId(bytes(16))
 A, B, C = NodeId("A"), NodeId("B"), NodeId("C")
@@ -96,6 +96,60 @@ def test_the_nth_message_of_a_type_can_be_lost():
     hub.send(A, B, Release(REQUEST, 9), now=0.0)
     send_all(hub, numbered(4))
     assert arrivals(hub) == [9, 0, 2, 3]
+
+
+def test_the_nth_message_of_a_type_can_arrive_twice():
+    hub = MemoryHub()
+    hub.repeat_next(Cancel, count=2)
+    send_all(hub, numbered(3), step_s=0.1)
+    assert arrivals(hub) == [0, 1, 1, 2]
+
+
+def test_the_nth_message_of_a_type_can_be_overtaken_by_the_next_of_its_link_and_no_other():
+    hub = MemoryHub(latency_s=0.01)
+    hub.delay_next(Cancel, count=2)
+    send_all(hub, numbered(2), step_s=0.1)
+    hub.send(A, C, Cancel(REQUEST, 7), now=0.2)
+    assert arrivals(hub, 0.3) == [0, 7]
+    send_all(hub, [Cancel(REQUEST, 3), Cancel(REQUEST, 4)])
+    assert arrivals(hub, 0.3) == [3, 1, 4]
+
+
+def test_a_late_message_that_nothing_follows_arrives_all_the_same():
+    hub = MemoryHub(latency_s=0.01)
+    hub.delay_next(Cancel)
+    hub.send(A, B, Cancel(REQUEST, 1), now=0.0)
+    assert hub.next_time() == LATE_S + 0.01
+    assert arrivals(hub) == [1]
+    send_all(hub, numbered(1))
+    assert arrivals(hub) == [0]
+
+
+def test_what_is_scripted_is_counted_until_it_has_happened():
+    hub = MemoryHub()
+    hub.drop_next(Cancel, count=2)
+    hub.repeat_next(Release)
+    send_all(hub, numbered(2))
+    assert hub.num_scripted == 1
+
+
+def test_a_reset_loses_what_is_on_its_way_on_that_link_in_both_directions():
+    hub = MemoryHub(latency_s=1.0)
+    for number, (sender, peer) in enumerate([(A, B), (B, A), (A, C)]):
+        hub.send(sender, peer, Cancel(REQUEST, number), now=0.0)
+    hub.reset(A, B)
+    hub.send(A, B, Cancel(REQUEST, 3), now=0.0)
+    assert (arrivals(hub), hub.num_dropped) == ([2, 3], 2)
+
+
+def test_frames_of_a_dead_incarnation_are_not_taken_for_those_of_the_next():
+    hub = MemoryHub(latency_s=1.0)
+    hub.join(A, Epoch(1, 1))
+    hub.send(A, B, Cancel(REQUEST, 1), now=0.0)
+    hub.send(B, A, Cancel(REQUEST, 2), now=0.0)
+    hub.join(A, Epoch(2, 2))
+    hub.send(A, B, Cancel(REQUEST, 3), now=0.0)
+    assert (arrivals(hub), hub.num_stale) == ([3], 2)
 
 
 def test_a_loss_for_one_link_spares_the_others():

@@ -193,7 +193,7 @@ def test_a_prompt_whose_release_was_lost_is_cancelled_once_it_decodes():
     assert sent(dispatcher.handle(held, 0.5), Cancel) == []
     dispatcher.handle(Received(NodeId("D0"), Ready(request, 1, 3, 300, 0, 0.0, 0.0)), 0.6)
     assert sent(dispatcher.handle(held, 1.0), Cancel) == [("P0", Cancel(request, 1))]
-    decoding = Held(2, (HeldEntry(request, 1, Stage.DECODE, 1),), GAUGES, (NodeId("P0"),))
+    decoding = Held(2, (HeldEntry(request, 1, Stage.DECODE, 1),), GAUGES, ())
     assert sent(dispatcher.handle(Received(NodeId("D0"), decoding), 1.0), Cancel) == []
 
 
