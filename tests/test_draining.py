@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from pdserve.cluster.messages import Decode, Prefill, Tokens
+from pdserve.cluster.messages import Cancel, Decode, Prefill, Tokens
 from pdserve.core.ids import NodeId
-from tests.in_process import VOCAB, InProcessCluster, continuation
+from tests.in_process import BEAT_S, VOCAB, InProcessCluster, continuation
 
 P0, P1, D0, D1 = (NodeId(name) for name in ("P0", "P1", "D0", "D1"))
 
@@ -54,6 +54,18 @@ def test_a_decode_node_stays_until_the_router_has_its_last_tokens():
     cluster.run()
     assert cluster.results(request) == [continuation(prompt, 6)]
     cluster.run(until=lambda: cluster.nodes[D0].machine.is_drained)
+
+
+def test_a_leaving_node_does_not_wait_for_a_word_that_was_lost():
+    cluster = InProcessCluster()
+    (prompt,) = make_prompts(1)
+    request = cluster.submit(prompt, max_tokens=6)
+    cluster.hub.drop_next(Cancel, sender=NodeId("router"), peer=D0)
+    cluster.run(until=lambda: cluster.outcomes[request].is_over)
+    over = cluster.now
+    cluster.leave(D0)
+    cluster.run(until=lambda: cluster.nodes[D0].machine.is_drained)
+    assert cluster.now - over < 2 * BEAT_S
 
 
 def test_an_idle_node_can_go_at_once():

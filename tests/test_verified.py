@@ -330,7 +330,7 @@ def test_announcements_and_blocks_of_earlier_times_change_no_token(is_remote: bo
     prompts = [make_prompt(5 * BLOCK + i % BLOCK, seed=i) for i in range(6)]
     for turn in range(24):
         if turn == 12:
-            cluster.restart_prefill(P0)
+            cluster.restart(P0)
         prompt = prompts[rng.randrange(6)]
         request = cluster.submit(prompt, max_tokens=5)
         cluster.run()
