@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdserve.cluster import readers
-from pdserve.cluster.settings import Config, Loaded, load, setting, settings_of
+from pdserve.cluster import fault_spec, readers
+from pdserve.cluster.settings import Config, Loaded, hidden_setting, load, setting, settings_of
 from pdserve.core.errors import ConfigError
 
 MIB = 1 << 20
@@ -167,6 +167,21 @@ class DecodeSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class Trials:
+    """Faults for tests of a cluster, see cluster/fault_spec.py."""
+
+    enable_faults: str = hidden_setting("off", readers.choice("on", "off"), "on: obey --fault, for tests of a cluster")
+    fault: tuple[fault_spec.Fault, ...] | None = hidden_setting(
+        None, fault_spec.reader(), "how this node harms itself, and when"
+    )
+
+    def __post_init__(self) -> None:
+        if self.fault is not None and self.enable_faults != "on":
+            faults = ",".join(map(str, self.fault))
+            raise ConfigError(f"--fault: {faults!r} harms this node: only with --enable-faults on")
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     serving: RouterServing = RouterServing()
     http: Http = Http()
@@ -183,6 +198,7 @@ class PrefillConfig:
     memory: Memory = Memory()
     compute: Compute = Compute()
     steps: PrefillSteps = PrefillSteps()
+    trials: Trials = Trials()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +210,7 @@ class DecodeConfig:
     memory: Memory = Memory()
     compute: Compute = Compute()
     steps: DecodeSteps = DecodeSteps()
+    trials: Trials = Trials()
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,8 @@ class Endpoint:
         check_address(address)
         link_id = self._next_id()
 
-        def read(frames: list[memoryview], _descriptor: int) -> None:
+        def read(frames: list[memoryview], descriptor: int) -> None:
+            link.descriptor = descriptor
             self._receive(link, frames)
 
         def up() -> None:
@@ -165,6 +166,11 @@ class Endpoint:
         if self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._tell_refused)
         return False
+
+    def descriptor(self, link_id: LinkId) -> int | None:
+        """The number of a link's connection, which belongs to libzmq; None before anything has come by it."""
+        link = self._links.get(link_id)
+        return link.descriptor if link is not None and link.descriptor >= 0 else None
 
     def close_link(self, link_id: LinkId) -> None:
         """Give a link up; on_lost is not called. An accepted peer notices nothing, its frames are dropped."""

@@ -302,6 +302,7 @@ class Gauges:
     num_parked       blocks of finished prompts that no decode node has released yet
     token_s          seconds that each token of a prompt is expected to take here as things are
     starts_no_prompt too much of the pool is parked for a new prompt to be started
+    num_corrupt      blocks that were not what they are named, since the start: a prefill node's own, or received
     """
 
     num_free: int
@@ -316,6 +317,7 @@ class Gauges:
     num_queued_tokens: int
     token_s: float
     starts_no_prompt: bool = False
+    num_corrupt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

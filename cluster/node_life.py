@@ -78,6 +78,7 @@ class NodeLife:
         peer_pools: PeerPools | None = None,
         keys: ClusterKeys | None = None,
         backlog: Backlog | None = None,
+        make_endpoint: Callable[..., Endpoint] = Endpoint,
     ):
         self.epoch = epoch
         self.machine = machine
@@ -86,7 +87,7 @@ class NodeLife:
         self._pool_offer = pool_offer
         self._peer_pools = peer_pools
         self._backlog = backlog
-        self._endpoint = Endpoint(epoch, self._on_frame, self._on_link_lost, self._on_writable, keys)
+        self._endpoint = make_endpoint(epoch, self._on_frame, self._on_link_lost, self._on_writable, keys)
         self._doorway = Doorway(epoch, self._endpoint, self._judge, self._welcome)
         self._router: Dialled | None = None
         self._router_address = ""

@@ -34,6 +34,11 @@ def setting(default: object, reader: Reader, description: str) -> Any:
     return dataclasses.field(default=default, metadata={"reader": reader, "description": description})
 
 
+def hidden_setting(default: object, reader: Reader, description: str) -> Any:
+    """The same for what nobody who serves needs: it is not in the help."""
+    return dataclasses.field(default=default, metadata={"reader": reader, "description": description, "hidden": True})
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One declared setting. `part` is the table it stands in, "" at the top of the file."""
@@ -43,6 +48,7 @@ class Setting:
     default: object
     reader: Reader
     description: str
+    is_hidden: bool = False
 
     @property
     def key(self) -> str:
@@ -66,7 +72,8 @@ def settings_of(config_class: type) -> tuple[Setting, ...]:
             found += [dataclasses.replace(inner, part=field.name) for inner in settings_of(hints[field.name])]
         else:
             meta = field.metadata
-            found.append(Setting("", field.name, field.default, meta["reader"], meta["description"]))
+            is_hidden = meta.get("hidden", False)
+            found.append(Setting("", field.name, field.default, meta["reader"], meta["description"], is_hidden))
     return tuple(found)
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pdserve.cluster.config import DecodeConfig
+from pdserve.cluster.faults import Faults
 from pdserve.cluster.keys import read_keys
 from pdserve.cluster.messages import Hello, PoolOffer, Role
 from pdserve.cluster.node_life import ROUTER, Ending, NodeLife
@@ -21,7 +22,7 @@ from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_pool import KVPool, PoolView
 from pdserve.engine.planner import Policy
-from pdserve.engine.step import RunStep, StepDone
+from pdserve.engine.step import RunStep, StepDone, StepResult
 from pdserve.kvtransfer.copying import copy_and_verify, read_speed, take_and_verify
 from pdserve.kvtransfer.node_parts import NodeParts
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
@@ -121,7 +122,11 @@ class DecodeNode:
         )
         hello = Hello(NodeId(config.name), Role(config.role), parts.facts, parts.capacity)
         keys = read_keys(config.network.key_file)
-        self._life = NodeLife(hello, epoch, scheduler, self._execute, peer_pools=self._peers, keys=keys)
+        self._faults = Faults(config.trials, pool.view.block)
+        endpoint = self._faults.endpoint
+        self._life = NodeLife(
+            hello, epoch, scheduler, self._execute, peer_pools=self._peers, keys=keys, make_endpoint=endpoint
+        )
         self._thread = parts.thread
         self._post = asyncio.get_running_loop().call_soon_threadsafe
 
@@ -135,9 +140,15 @@ class DecodeNode:
 
     def _execute(self, action: RunStep | CopyBlocks) -> None:
         if isinstance(action, RunStep):
-            self._thread.run(action.plan, self._post, lambda r: self._life.feed(StepDone(r)), self._life.fail)
+            self._thread.run(action.plan, self._post, self._stepped, self._life.fail)
+            self._faults.reach("step")
         else:
             self._copy(action)
+            self._faults.reach("copy")
+
+    def _stepped(self, result: StepResult) -> None:
+        self._faults.reach("stepped")
+        self._life.feed(StepDone(result))
 
     def _copy(self, action: CopyBlocks) -> None:
         if any(copy.payload is not None for copy in action.copies):
@@ -157,11 +168,15 @@ class DecodeNode:
         self._copier.submit(copy_and_verify, source.view, self._pool, action.copies).add_done_callback(ended)
 
     def _copied(self, action: CopyBlocks, future: "Future[tuple[list[Verdict], float]]") -> None:
+        self._faults.reach("copied")
         error = future.exception()
         if error is not None:
             self._life.fail(error)
             return
         verdicts, busy_s = future.result()
+        if Verdict.CORRUPT in verdicts:
+            num_corrupt = verdicts.count(Verdict.CORRUPT)
+            log.warning("%d of %d blocks from %s are corrupt, not used", num_corrupt, len(verdicts), action.peer)
         self._life.feed(CopyDone(action.key, action.copies, tuple(verdicts), busy_s))
 
 

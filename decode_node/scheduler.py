@@ -51,7 +51,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import RunStep, StepDone, StepPlan
 from pdserve.engine.step_cost import StepWork
-from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState
+from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState, Verdict
 
 BEAT_S = 0.5
 
@@ -76,6 +76,7 @@ class DecodeScheduler:
         self.ended = EndedAttempts()
         self.links: dict[NodeId, Link] = {}
         self.num_unexpected = 0
+        self.num_corrupt = 0
         self._router = router
         self._hasher = hasher
         self._budget = budget
@@ -288,6 +289,7 @@ class DecodeScheduler:
         pull = job.pull
         assert pull is not None
         job.sequence.busy -= 1
+        self.num_corrupt += event.verdicts.count(Verdict.CORRUPT)
         sends = pull.copied(event, now)
         self.reservations.end(event)
         if job.cancelled:
@@ -508,6 +510,7 @@ class DecodeScheduler:
             num_parked=0,
             num_queued_tokens=sum(job.sequence.num_missing for job in jobs if job.phase is not Phase.PULLING),
             token_s=self._token_s(self._work(self._jobs.streams())),
+            num_corrupt=self.num_corrupt,
         )
 
     def check(self) -> None:

@@ -63,7 +63,8 @@ def add_settings(parser: Parser, settings: Iterable[Setting]) -> None:
         text = item.description
         if item.default is not None:
             text += f" (default: {item.reader.show(item.default)})"
-        parser.options.add_argument(item.flag, metavar=item.reader.metavar, help=text.replace("%", "%%"))
+        text = argparse.SUPPRESS if item.is_hidden else text.replace("%", "%%")
+        parser.options.add_argument(item.flag, metavar=item.reader.metavar, help=text)
 
 
 def given(parsed: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, str]:

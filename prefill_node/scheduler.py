@@ -95,6 +95,7 @@ class PrefillScheduler:
         self.offers = OfferBook(block_bytes)
         self.ended = EndedAttempts()
         self.num_unexpected = 0
+        self.num_corrupt = 0
         self._router = router
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
@@ -219,6 +220,7 @@ class PrefillScheduler:
 
     def _on_checked(self, event: BlocksChecked) -> None:
         """Wrong bytes are offered to nobody under this name again; a good block stays what it is."""
+        self.num_corrupt += len(event.bad)
         for entry in event.bad:
             if self.pool.find(entry.hash) == entry.block_id:
                 self.pool.forget(entry.hash)
@@ -404,6 +406,7 @@ class PrefillScheduler:
             num_queued_tokens=sum(p.sequence.num_missing for p in self._queue + self._running),
             token_s=self._token_s,
             starts_no_prompt=self._starts_no_prompt,
+            num_corrupt=self.num_corrupt,
         )
 
     def check(self) -> None:

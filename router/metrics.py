@@ -7,7 +7,7 @@ whole cluster; the numbers are at most one beat old.
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pdserve.router.dispatcher import Dispatcher
@@ -31,6 +31,9 @@ class NodeGauges(Collector):
         tokens = GaugeMetricFamily(
             "pdserve_queued_tokens", "Tokens to be computed before a node is idle", labels=("node", "role")
         )
+        corrupt = CounterMetricFamily(
+            "pdserve_corrupt_blocks", "KV blocks that failed verification and were not used", labels=("node", "role")
+        )
         queued = GaugeMetricFamily("pdserve_router_queued_requests", "Requests in the router's queue")
         if self.dispatcher is not None:
             queued.add_metric((), self.dispatcher.num_queued)
@@ -51,7 +54,8 @@ class NodeGauges(Collector):
                 waiting.add_metric(labels, gauges.num_waiting)
                 leases.add_metric(labels, gauges.num_leases)
                 tokens.add_metric(labels, gauges.num_queued_tokens)
-        yield from (blocks, running, waiting, leases, tokens, queued)
+                corrupt.add_metric(labels, gauges.num_corrupt)
+        yield from (blocks, running, waiting, leases, tokens, corrupt, queued)
 
 
 class RouterMetrics:
