@@ -90,9 +90,10 @@ def reader() -> Reader:
 
     def from_toml(value: object) -> tuple[Fault, ...]:
         items = value if isinstance(value, list) else [value]
-        if not items or not all(isinstance(item, str) for item in items):
+        texts = [item for item in items if isinstance(item, str)]
+        if not items or len(texts) < len(items):
             raise ValueError("is not a list of faults like 'kill@send:Have#2'")
-        return from_text(",".join(items))
+        return from_text(",".join(texts))
 
     return Reader("SPEC", from_text, from_toml)
 

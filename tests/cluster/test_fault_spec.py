@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,10 +31,8 @@ def test_a_fault_is_read_and_written(text, fault):
 
 @given(st.text(alphabet="kilcutslowfreze@:#=.0123456789,Hav sendcopy"))
 def test_any_text_is_a_fault_or_refused(text):
-    try:
-        parse(text)
-    except ValueError as error:
-        assert str(error).startswith("holds ")
+    with contextlib.suppress(ValueError):
+        assert parse(str(parse(text))) == parse(text)
 
 
 @pytest.mark.parametrize("act", list(Act))

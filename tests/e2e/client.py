@@ -106,14 +106,14 @@ class Client:
             return await stream.read()
 
     async def gauges(self, name: str) -> dict[tuple[str, ...], float]:
-        """A metric's values by the values of its labels, in the order of their names."""
+        """The values of a gauge or counter by the values of its labels, in the order of their names."""
         text = (await self.get("/metrics")).body
         for family in text_string_to_metric_families(text):
             if family.name == name:
                 return {
                     tuple(value for _, value in sorted(sample.labels.items())): sample.value
                     for sample in family.samples
-                    if sample.name == name
+                    if sample.name in (name, f"{name}_total")
                 }
         raise AssertionError(f"no {name} in /metrics:\n{text}")
 

@@ -1,7 +1,9 @@
 """Real servers for the tests of this folder, as few as possible: most are shared by a whole run.
 
     start      starts `pdserve ...` for one test       start_shared   the same, until the run ends
+    start_here the same, until a file ends
     small_up   `pdserve up` on a tiny random model     real_up        on the real model in fp32, small steps
+    cluster    router and nodes started one by one, on the tiny model
     client     connects to a server                    oracle         what transformers says, in fp32
 
 The real model is the folder that PDSERVE_TEST_MODEL names (`make test` sets it); without it, its tests are skipped.
@@ -17,6 +19,7 @@ import pytest
 
 from tests.checkpoints import make_llama_checkpoint
 from tests.e2e.client import PATIENCE_S, Client
+from tests.e2e.cluster import Cluster
 from tests.e2e.oracle import Oracle
 from tests.e2e.servers import Server
 
@@ -51,6 +54,11 @@ def start_shared() -> Iterator[Start]:
     yield from _starting()
 
 
+@pytest.fixture(scope="module")
+def start_here() -> Iterator[Start]:
+    yield from _starting()
+
+
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
     """Makes a client of a server; closed after the test."""
@@ -72,6 +80,11 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama_checkpoint(
         tmp_path_factory.mktemp("e2e") / "small", max_position_embeddings=SMALL_CONTEXT, num_hidden_layers=2
     )
+
+
+@pytest.fixture
+def cluster(start: Start, small_model: Path) -> Cluster:
+    return Cluster(start, small_model)
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,8 @@ class Server:
         tree = self.tree() if self._process.poll() is None else {}
         try:
             if self._process.poll() is None:
+                # A frozen process would not end.
+                self._process.send_signal(signal.SIGCONT)
                 self.stop()
         finally:
             self._process.kill()

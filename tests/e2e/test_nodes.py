@@ -7,31 +7,8 @@ import pytest
 
 from tests.checkpoints import make_llama_checkpoint
 from tests.e2e.client import Client
-from tests.e2e.conftest import Connect, Start
-from tests.e2e.servers import Server, free_address
-
-NODE = ("--kv-memory", "1MiB", "--num-threads", 1)
-
-
-class Cluster:
-    """A router, and nodes that are told where it is."""
-
-    def __init__(self, start: Start, model: Path):
-        self._start = start
-        self._model = model
-        self.control = free_address()
-
-    def router(self) -> Server:
-        return self._start("router", "--model", self._model, "--port", 0, "--control", self.control).wait_listening()
-
-    def node(self, role: str, *flags: object, model: Path | None = None) -> Server:
-        words = ("--name", role[0].upper() + "0", "--model", model or self._model, "--router", self.control)
-        return self._start(role, *words, *NODE, *flags)
-
-
-@pytest.fixture
-def cluster(start: Start, small_model: Path) -> Cluster:
-    return Cluster(start, small_model)
+from tests.e2e.cluster import Cluster
+from tests.e2e.conftest import Connect
 
 
 async def check_not_ready(client: Client, reason: str) -> None:
