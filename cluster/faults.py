@@ -93,9 +93,6 @@ class FaultyEndpoint(Endpoint):
         delay_s = self._slowed_s.get(link_id)
         if delay_s is None:
             return super().send(link_id, message, addressee)
-        if isinstance(message, Blocks):
-            # The pool may be closed before they leave.
-            message = replace(message, payloads=tuple(memoryview(bytes(payload)) for payload in message.payloads))
         asyncio.get_running_loop().call_later(delay_s, super().send, link_id, message, addressee)
         return True
 

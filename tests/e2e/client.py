@@ -137,6 +137,13 @@ class Client:
             if ready.status == 200:
                 break
 
+    async def until_linked(self, decode: str, prefill: str) -> None:
+        """Until the router gives requests to this pair; fails when it does not in time."""
+        async for cluster in self._again_and_again(lambda: self.get("/cluster"), PATIENCE_S):
+            links = {node["node"]: [link["node"] for link in node["links"]] for node in cluster.body["nodes"]}
+            if prefill in links.get(decode, ()):
+                break
+
     async def _again_and_again(self, ask: Callable[[], Awaitable[T]], within_s: float) -> AsyncIterator[T]:
         now = asyncio.get_running_loop().time
         deadline = now() + within_s

@@ -40,17 +40,14 @@ class Steady:
     router: Server
     decode: Server
 
-    async def join(self, name: str, faults: str | None, *flags: object) -> Server:
-        """Start P1 or D1; returns when everybody knows it."""
-        before = len(self.router.lines), len(self.decode.lines)
-        role = "prefill" if name == "P1" else "decode"
+    async def join(self, client: Client, name: str, faults: str | None, *flags: object) -> Server:
+        """Start P1, or D1 beside it; returns when it is given requests."""
+        before = len(self.router.lines)
+        role, pair = ("prefill", ("D0", "P1")) if name == "P1" else ("decode", ("D1", "P1"))
         flags = flags if faults is None else (*flags, "--enable-faults", "on", "--fault", faults)
         node = self.nodes.node(role, *flags, name=name)
-        await asyncio.to_thread(self.router.wait_for, f"{name} joined as", since=before[0])
-        if role == "prefill":
-            await asyncio.to_thread(self.decode.wait_for, f"linked to {name}", since=before[1])
-        else:
-            await asyncio.to_thread(node.wait_for, "linked to P1")
+        await asyncio.to_thread(self.router.wait_for, f"{name} joined as", since=before)
+        await client.until_linked(*pair)
         return node
 
 
@@ -123,7 +120,7 @@ async def test_a_prefill_node_killed_while_its_blocks_are_copied_costs_nobody_a_
     steady: Steady, client: Client, undisturbed: Undisturbed, flags: tuple[object, ...], fault: str
 ):
     prompt = make_prompt(fault, LONG)
-    prefill = await steady.join("P1", fault, *SMALL_STEPS, *flags)
+    prefill = await steady.join(client, "P1", fault, *SMALL_STEPS, *flags)
     async with other_stream(client, undisturbed):
         answer = await ask(client, prompt)
         await until_ended_by(signal.SIGKILL, prefill)
@@ -136,8 +133,8 @@ async def test_a_decode_node_finishes_its_copies_from_the_pool_of_a_dead_prefill
     steady: Steady, client: Client, undisturbed: Undisturbed
 ):
     prompt = make_prompt("dead", LONG)
-    prefill = await steady.join("P1", None, *SMALL_STEPS)
-    decode = await steady.join("D1", "freeze@copy")
+    prefill = await steady.join(client, "P1", None, *SMALL_STEPS)
+    decode = await steady.join(client, "D1", "freeze@copy")
     async with other_stream(client, undisturbed), client.stream(prompt, NUM_TOKENS, ignore_eos=True) as answer:
         # The first token comes from the prefill node: it has computed and announced everything.
         await answer.read(num_events=1)
@@ -154,8 +151,8 @@ async def test_a_decode_node_killed_while_it_copies_leaves_nothing_held_on_the_p
     steady: Steady, client: Client, undisturbed: Undisturbed
 ):
     prompt = make_prompt("killed", LONG)
-    await steady.join("P1", None, *SMALL_STEPS)
-    decode = await steady.join("D1", "kill@copy")
+    await steady.join(client, "P1", None, *SMALL_STEPS)
+    decode = await steady.join(client, "D1", "kill@copy")
     async with other_stream(client, undisturbed), asyncio.TaskGroup() as group:
         asking = group.create_task(ask(client, prompt))
         await until_ended_by(signal.SIGKILL, decode)
@@ -174,13 +171,13 @@ async def test_a_link_that_breaks_in_the_middle_of_a_hand_off_is_made_again(
     steady: Steady, client: Client, undisturbed: Undisturbed, flags: tuple[object, ...], fault: str
 ):
     prompt, next_prompt = make_prompt(fault, LONG), make_prompt("next" + fault, SHORT)
-    await steady.join("P1", fault, *SMALL_STEPS, *flags)
+    await steady.join(client, "P1", fault, *SMALL_STEPS, *flags)
     before = len(steady.decode.lines)
     async with other_stream(client, undisturbed):
         answer = await ask(client, prompt)
         await asyncio.to_thread(steady.decode.wait_for, "lost P1", since=before)
         await asyncio.to_thread(steady.decode.wait_for, "linked to P1", since=before)
-        await client.until_ready()
+        await client.until_linked("D0", "P1")
         after = await ask(client, next_prompt)
     assert [answer.text, after.text] == [await undisturbed(text, NUM_TOKENS) for text in (prompt, next_prompt)]
     assert [attempts(answer), attempts(after)] == [2, 1]
@@ -206,7 +203,7 @@ async def test_a_corrupt_block_is_counted_and_never_used(
     num_corrupt: dict[str, int],
 ):
     prompt = make_prompt(fault + str(flags), SHORT)
-    await steady.join("P1", fault, *flags)
+    await steady.join(client, "P1", fault, *flags)
     before = await corrupt_blocks(client)
     async with other_stream(client, undisturbed):
         answer = await ask(client, prompt)
@@ -230,7 +227,7 @@ async def test_a_link_that_becomes_slow_delays_its_own_request_and_changes_nothi
     steady: Steady, client: Client, undisturbed: Undisturbed, flags: tuple[object, ...], fault: str
 ):
     prompt = make_prompt(fault, LONG)
-    prefill = await steady.join("P1", fault, *SMALL_STEPS, *flags)
+    prefill = await steady.join(client, "P1", fault, *SMALL_STEPS, *flags)
     async with other_stream(client, undisturbed):
         answer = await ask(client, prompt)
     assert (answer.text, attempts(answer)) == (await undisturbed(prompt, NUM_TOKENS), 1)
