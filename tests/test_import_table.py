@@ -28,7 +28,10 @@ WITHOUT_SOCKETS = {"core", "engine", "kernels"}
 SOCKETS = {"zmq", "aiohttp", "socket", "asyncio"}
 # Bytes from a peer or a file must never become code.
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
-UNSAFE_CALLS = {"eval", "exec", "torch.load", "np.load", "numpy.load"}
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "np.load", "numpy.load"}
+# Under whatever name the socket, the module or the array goes.
+UNSAFE_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized", "runcode", "runpy"}
+UNSAFE_KEYWORDS = {"allow_pickle", "weights_only", "trust_remote_code"}
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,34 @@ def test_a_package_of_the_model_side_never_imports_sockets(package):
 @pytest.mark.parametrize("package", TABLE)
 def test_nothing_turns_bytes_into_code(package):
     unsafe = [f for f in imports_of_package(package) if f.module.split(".")[0] in UNSAFE_MODULES]
-    calls = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.func)}"
-        for path in sources(package)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS
-    ]
+    calls = [found for path in sources(package) for found in unsafe_calls(path.read_text(encoding="utf-8"), path.name)]
     assert (unsafe, calls) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "eval(text)",
+        "torch.load(path)",
+        "socket.recv_pyobj()",
+        "read = self.socket.recv_pyobj",
+        "numpy.lib.format.read_array(file, allow_pickle=True)",
+        "AutoModel.from_pretrained(name, trust_remote_code=True)",
+    ],
+)
+def test_what_would_turn_bytes_into_code_is_seen(line: str):
+    assert unsafe_calls(line, "line") != []
+
+
+def unsafe_calls(source: str, name: str) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        is_call = isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS
+        is_method = isinstance(node, ast.Attribute) and node.attr in UNSAFE_METHODS
+        is_keyword = isinstance(node, ast.keyword) and node.arg in UNSAFE_KEYWORDS
+        if is_call or is_method or is_keyword:
+            found.append(f"{name}:{node.lineno}: {ast.unparse(node)}")
+    return found
 
 
 def test_every_package_is_in_the_table_and_installed():

@@ -263,6 +263,22 @@ async def test_an_accepted_peer_that_does_not_read_is_refused_more(raw_dealer):
         assert await server.next("writable") == (link, None)
 
 
+async def test_a_peer_that_never_reads_is_cut_short_and_nobody_else_waits_for_it(raw_dealer):
+    async with witnesses() as (server, client):
+        address = await server.endpoint.listen(TCP)
+        mute = raw_dealer(address)
+        mute.send(encode(Cancel(REQUEST, 0), NO_EPOCH, NO_EPOCH))
+        unread, _ = await server.next("message")
+        link = await client.dial(address)
+        assert client.send(link, 0)
+        accepted, _ = await server.next("message")
+        for attempt in range(1, 200):
+            while server.send(unread, attempt):
+                pass
+            assert server.send(accepted, attempt)
+            assert (await client.next("message"))[1].attempt == attempt
+
+
 @pytest.mark.parametrize(
     "frames",
     [[b""], [b"\x00" * 100], [secrets.token_bytes(64)], [b"a", b"b"], [b""] * 50],

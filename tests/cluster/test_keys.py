@@ -153,6 +153,14 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path):
         ClusterKeys.read(path)
 
 
+@pytest.mark.parametrize("text", ["", "\n", 'public = ""\nsecret = ""\n'], ids=["nothing", "a line", "empty keys"])
+def test_a_key_file_without_keys_is_no_way_to_do_without(tmp_path: Path, text: str):
+    path = tmp_path / "cluster.key"
+    write_private(path, text)
+    with pytest.raises(ConfigError, match="public is no key"):
+        ClusterKeys.read(path)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -39,6 +39,21 @@ async def test_a_stream_and_a_whole_answer_are_the_same(client, sampling):
     assert stream.closing["usage"] == whole.body["usage"] == usage
 
 
+@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+async def test_the_usage_counts_exactly_the_tokens_asked_for(client, num_tokens):
+    """The first token is drawn on one node and the others on another: none is counted twice or not at all."""
+    whole = await client.complete("Once upon a time", num_tokens, ignore_eos=True)
+    stream = await client.read_stream("Once upon a time", num_tokens, ignore_eos=True)
+    for usage, finish in (
+        (whole.body["usage"], whole.body["choices"][0]["finish_reason"]),
+        (stream.closing["usage"], stream.finish),
+    ):
+        assert (usage["completion_tokens"], finish) == (num_tokens, "length")
+    metrics = whole.body["metrics"]
+    assert metrics["plan"] == ("prefill-only" if num_tokens == 1 else "split")
+    assert metrics["nodes"]["decode"] == (None if num_tokens == 1 else "D0")
+
+
 async def test_a_chat_is_answered_from_the_template(client):
     messages = [{"role": "user", "content": "Hello"}]
     body = {"messages": messages, "max_tokens": 12, "temperature": 0}
