@@ -4,7 +4,10 @@ What is wrong with one input is looked for at every moment around it: text of an
 many or too few, blocks that stay, answers made of KV that was never computed, waits without an end.
 """
 
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -239,3 +242,24 @@ def test_the_stage_that_failed_is_named_when_no_attempt_is_left():
     cluster.run()
     assert f"{Stage.PREFILL} failed in 1 attempts: lost P0" in cluster.outcomes[request].given_up
     cluster.assert_drained()
+
+
+NAMES = """
+from pdserve.core.block_hash import NO_PARENT, BlockHasher
+hasher = BlockHasher(b"f" * 32, 4, salt=b"somebody")
+print([name.hex() for name in [*hasher.hashes(list(range(9))), hasher.extend(NO_PARENT, [1, 2, 3, 4])]])
+"""
+
+
+def test_processes_name_blocks_alike_whatever_seed_their_hash_has():
+    """Named by hash(), what one node sends another would never find."""
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", NAMES],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "random")
+    }
+    assert len(said) == 1
