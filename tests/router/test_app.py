@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+from pdserve.router.app import create_app
 from pdserve.router.generation import GenerationError, ModelCard
-from tests.router.door import CARD, CONTEXT, METRICS, MODEL, Script, ScriptedService, open_door, says
+from tests.router.door import CARD, CONTEXT, DEFAULTS, METRICS, MODEL, Script, ScriptedService, open_door, says
 
 
 async def test_the_listing_names_the_model_and_its_context(text):
@@ -220,3 +221,18 @@ async def test_a_served_name_may_hold_a_slash(text):
 def test_the_front_door_loads_neither_torch_nor_transformers():
     program = "import sys, pdserve.router.app; sys.exit(bool({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_there_are_no_routes_but_those_that_are_documented(text):
+    """Nothing that changes weights, pauses or runs anything."""
+    app = create_app(CARD, says(text, "ok"), text, DEFAULTS)
+    routes = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None}
+    assert {(method, path) for method, path in routes if method != "HEAD"} == {
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/models"),
+        ("GET", "/health"),
+        ("GET", "/ready"),
+        ("GET", "/metrics"),
+        ("GET", "/cluster"),
+    }
