@@ -198,10 +198,12 @@ def test_a_later_attempt_finds_the_blocks_of_the_one_it_ends_on_both_nodes():
     assert (second.num_blocks, second.attempt) == (1, 2), "only the block at the end is new to the decode node"
 
 
-@pytest.mark.parametrize(("node", "kind"), [(P0, Prefill), (D0, Decode)])
+@pytest.mark.parametrize(("node", "kind", "num_prefill"), [(P0, Prefill, 1), (D0, Decode, 1), (D0, Decode, 0)])
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_a_request_that_ended_is_not_begun_again_by_a_late_copy_of_it(node: NodeId, kind: type, is_cancelled: bool):
-    cluster = InProcessCluster()
+def test_a_request_that_ended_is_not_begun_again_by_a_late_copy_of_it(
+    node: NodeId, kind: type, num_prefill: int, is_cancelled: bool
+):
+    cluster = InProcessCluster(num_prefill)
     request = cluster.submit(make_prompt(3 * BLOCK), max_tokens=4)
     if is_cancelled:
         cluster.run(until=lambda: bool(messages(cluster, kind)))
@@ -255,10 +257,11 @@ def test_a_request_that_waits_for_anothers_copy_and_leaves_takes_nothing_from_it
     cluster = InProcessCluster(num_prefill=2, is_remote=is_remote, timing=Timing(block=0.05))
     common = make_prompt(8 * BLOCK)
     owner, joiner = [cluster.submit([*common, i], max_tokens=3) for i in range(2)]
-    cluster.run(until=lambda: bool(seen(cluster, "D0 copy")))
+    cluster.run(until=lambda: bool(seen(cluster, "D0 copy")) and cluster.now > 0.1)
     cancel(cluster, joiner)
     cluster.run()
     assert cluster.results(owner) == [continuation([*common, 0], 3)]
     copied = [copy.hash for _, action in seen(cluster, "D0 copy") for copy in action.copies]
     assert len(copied) == len(set(copied)) == 9
+    assert len(cluster.nodes[D0].machine.pool.match(cluster.hasher.hashes(common))) == 8
     cluster.assert_drained()
