@@ -29,7 +29,7 @@ from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.planner import Policy
-from pdserve.engine.step import RunStep, StepDone, StepPlan, StepResult
+from pdserve.engine.step import Row, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
 from pdserve.kvtransfer.checksum import block_checksum
 from pdserve.kvtransfer.copying import CheckBlocks, check_own, copy_and_verify, take_and_verify
@@ -106,6 +106,12 @@ class Timing:
     block: float = 0.0002
 
 
+def written(row: Row, block_size: int) -> list[int]:
+    """Blocks that a row of a step writes."""
+    first, end = max(row.start, row.write_from) // block_size, row.start + len(row.token_ids)
+    return list(row.block_ids[first : -(-end // block_size)])
+
+
 @dataclass
 class SimNode:
     """One incarnation of a node.
@@ -114,6 +120,7 @@ class SimNode:
     told, linked   prefill nodes that a decode node was told of, and those among them that it is linked to
     maps           their pools, as long as a copy may begin
     held_up        what happened to it while its process is held up; None when it runs
+    writing        blocks that steps and copies in flight write
     """
 
     name: NodeId
@@ -128,6 +135,13 @@ class SimNode:
     linked: set[NodeId] = field(default_factory=set)
     maps: dict[NodeId, PoolView] = field(default_factory=dict)
     held_up: list[object] | None = None
+    writing: set[int] = field(default_factory=set)
+
+    def begin_writing(self, block_ids: list[int]) -> None:
+        """Nobody may write what somebody else is writing, or two contents end in one block."""
+        assert len(set(block_ids)) == len(block_ids), f"{self.name} writes {block_ids}"
+        assert not self.writing & set(block_ids), f"{self.name} writes {self.writing} already, and {block_ids} now"
+        self.writing.update(block_ids)
 
 
 @dataclass
@@ -469,10 +483,12 @@ class InProcessCluster:
                 self.at(0.0, lambda checked=checked: self._report(node, checked))
             elif isinstance(action, RunStep):
                 self.trace.append((self.now, f"{name} step", action.plan))
+                node.begin_writing(self._written(action.plan))
                 delay = self.timing.step + self.timing.token * action.plan.num_tokens
                 self.at(delay, lambda plan=action.plan, delay=delay: self._end_step(node, plan, delay))
             elif isinstance(action, CopyBlocks):
                 self.trace.append((self.now, f"{name} copy", action))
+                node.begin_writing([copy.target for copy in action.copies])
                 delay = self.timing.block * len(action.copies)
                 source = node.maps.get(action.peer)
                 self.at(delay, lambda copy=action, source=source: self._end_copy(node, copy, source))
@@ -482,13 +498,18 @@ class InProcessCluster:
         if node.alive:
             self._feed(node.name, event)
 
+    def _written(self, plan: StepPlan) -> list[int]:
+        return [block_id for row in plan.rows for block_id in written(row, self.spec.block_size)]
+
     def _end_step(self, node: SimNode, plan: StepPlan, forward_s: float) -> None:
+        node.writing.difference_update(self._written(plan))
         result = dataclasses.replace(node.engine.step(plan), forward_s=forward_s)
         self.trace.append((self.now, f"{node.name} stepped", plan))
         self._report(node, StepDone(result))
 
     def _end_copy(self, node: SimNode, action: CopyBlocks, source: PoolView | None) -> None:
         """source: the pool that was mapped when the copy began; its owner may be gone by now."""
+        node.writing.difference_update(copy.target for copy in action.copies)
         if any(copy.payload is not None for copy in action.copies):
             verdicts, busy_s = take_and_verify(node.pool, action.copies)
         elif source is not None:

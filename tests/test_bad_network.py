@@ -155,6 +155,21 @@ def test_credit_lost_repeated_or_late_once_costs_time_and_no_token(count: int, f
     assert cluster.hub.num_scripted == 0
 
 
+@is_remote
+@fate
+@pytest.mark.parametrize("count", [1, 2])
+def test_news_of_a_prefill_node_that_went_and_came_back_lost_repeated_or_late_costs_no_token(
+    count: int, fate: Fate, is_remote: bool
+):
+    cluster = make_cluster(is_remote)
+    load = Load(cluster, seed=count)
+    cluster.run(until=lambda: cluster.now > 0.2)
+    script(cluster, fate, Peers, count)
+    cluster.reset_link(P0, ROUTER)
+    load.run()
+    assert cluster.hub.num_scripted == 0
+
+
 def disturb(cluster: InProcessCluster, load: Load) -> None:
     """A bit of everything, so that every type of message is sent."""
     cluster.hub.drop_next(Tokens, 5)

@@ -7,8 +7,8 @@ import pytest
 from pdserve.cluster.messages import Decode, FirstToken, Prefill, Ready, Tokens
 from pdserve.core.ids import NodeId, RequestId
 from pdserve.decode_node.scheduler import DecodeScheduler
-from pdserve.engine.step import Row, StepPlan
-from tests.in_process import BEAT_S, ROUTER, TINY_SPEC, VOCAB, InProcessCluster, Timing, continuation
+from pdserve.engine.step import StepPlan
+from tests.in_process import BEAT_S, ROUTER, TINY_SPEC, VOCAB, InProcessCluster, Timing, continuation, written
 
 BLOCK = TINY_SPEC.block_size
 P0, D0, D1 = (NodeId(name) for name in ("P0", "D0", "D1"))
@@ -59,12 +59,6 @@ def test_a_stream_that_grows_takes_back_a_prompt_that_is_still_coming_before_it_
 # ---- what is written, and when it is free --------------------------------------------------------
 
 
-def written(row: Row) -> set[int]:
-    """Blocks that a row of a step writes."""
-    positions = range(max(row.start, row.write_from), row.start + len(row.token_ids))
-    return {row.block_ids[position // BLOCK] for position in positions}
-
-
 @both_ways
 def test_no_stream_writes_into_a_block_that_another_reads(is_remote: bool):
     cluster = InProcessCluster(is_remote=is_remote)
@@ -75,7 +69,7 @@ def test_no_stream_writes_into_a_block_that_another_reads(is_remote: bool):
     steps = [plan for _, plan in seen(cluster, "D0 step") if isinstance(plan, StepPlan)]
     pairs = [(a, b) for plan in steps for a in plan.rows for b in plan.rows if a.key != b.key]
     assert len(pairs) > 2 * BLOCK
-    assert not [1 for a, b in pairs if written(a) & set(b.block_ids)]
+    assert not [1 for a, b in pairs if set(written(a, BLOCK)) & set(b.block_ids)]
 
 
 @both_ways
