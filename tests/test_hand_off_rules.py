@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from pdserve.cluster.messages import Decode, FirstToken, Prefill, Ready, Tokens
+from pdserve.cluster.attempts import DEFAULT_LEASE_S
+from pdserve.cluster.messages import Decode, FirstToken, Have, Prefill, Ready, Release, Tokens, Want
 from pdserve.core.ids import NodeId, RequestId
 from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.step import StepPlan
@@ -123,6 +124,24 @@ def test_a_pause_of_a_node_ends_no_lease_that_was_renewed_meanwhile(node: NodeId
     cluster.run(limit_s=40)
     assert cluster.results(request) == [continuation(prompt, 4)]
     assert attempts(cluster) == {1}
+
+
+@both_ways
+@pytest.mark.parametrize("moment", [Want, Have, FirstToken, Ready, Tokens])
+def test_what_is_held_for_a_router_that_is_gone_is_free_after_one_lease(moment: type, is_remote: bool):
+    cluster = InProcessCluster(max_step_tokens=BLOCK, is_remote=is_remote, timing=Timing(step=0.1))
+    # So that the prefill node, too, has nothing but the lease.
+    cluster.hub.drop_next(Release)
+    cluster.submit(make_prompt(4 * BLOCK), max_tokens=100)
+    cluster.run(until=lambda: bool(messages(cluster, moment)))
+    cluster.outcomes.clear()
+    cluster.silence_router()
+    last_beat = cluster.now
+    cluster.run(until=lambda: cluster.now > last_beat + DEFAULT_LEASE_S + 2 * BEAT_S)
+    for node in cluster.nodes.values():
+        gauges = node.machine.gauges()
+        assert (gauges.num_held, gauges.num_leased, gauges.num_reserved, gauges.num_leases) == (0, 0, 0, 0)
+        assert node.machine.is_idle
 
 
 # ---- who is gone, and who comes back -------------------------------------------------------------
