@@ -59,11 +59,11 @@ class MappedPeers:
         self._peers: dict[NodeId, MappedPeer] = {}
 
     def can_map(self, offer: PoolOffer | None) -> bool:
-        if self._transport == "shm":
-            if offer is None:
-                raise LayoutError("it offers no pool, and --transport shm allows no other way")
-            return True
-        return self._transport == "auto" and offer is not None and offer.host == host_id()
+        is_here = offer is not None and offer.host == host_id()
+        if self._transport == "shm" and not is_here:
+            why = "it offers no pool" if offer is None else "it is on another host"
+            raise LayoutError(f"{why}, and --transport shm allows no other way: use auto or zmq")
+        return self._transport != "zmq" and is_here
 
     def fetch(self, offer: PoolOffer, epoch: Epoch) -> MappedPeer:
         """Raises LayoutError when the pool cannot be mapped or is not what was offered."""

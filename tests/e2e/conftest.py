@@ -1,7 +1,7 @@
 """Real servers for the tests of this folder, as few as possible: most are shared by a whole run.
 
     start      starts `pdserve ...` for one test       start_shared   the same, until the run ends
-    start_here the same, until a file ends
+    start_here the same, until a file ends             network        hosts on a switch, until a file ends
     small_up   `pdserve up` on a tiny random model     real_up        on the real model in fp32, small steps
     cluster    router and nodes started one by one, on the tiny model
     client     connects to a server                    oracle         what transformers says, in fp32
@@ -20,11 +20,12 @@ import pytest
 from tests.checkpoints import make_llama_checkpoint
 from tests.e2e.client import PATIENCE_S, Client
 from tests.e2e.cluster import Cluster
+from tests.e2e.namespaces import Namespace, Network, NoNamespacesError
 from tests.e2e.oracle import Oracle
 from tests.e2e.servers import Server
 
 Start = Callable[..., Server]
-Connect = Callable[[Server], Client]
+Connect = Callable[..., Client]
 
 SMALL_CONTEXT = 4096
 # Fewer tokens than the context has.
@@ -36,8 +37,8 @@ STEP_TOKENS = 64
 def _starting() -> Iterator[Start]:
     with ExitStack() as stack:
 
-        def start(*words: object, **environ: str) -> Server:
-            server = Server(*words, **environ)
+        def start(*words: object, through: tuple[str, ...] = (), **environ: str) -> Server:
+            server = Server(*words, through=through, **environ)
             stack.callback(server.end)
             return server
 
@@ -59,16 +60,27 @@ def start_here() -> Iterator[Start]:
     yield from _starting()
 
 
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    try:
+        network = Network()
+    except NoNamespacesError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    yield network
+    network.close()
+
+
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Makes a client of a server; closed after the test."""
+    """Makes a client of a server, on a host of a network if one is given; closed after the test."""
     async with AsyncExitStack() as stack:
 
-        def connect(server: Server) -> Client:
+        def connect(server: Server, host: Namespace | None = None, api_key: str | None = None) -> Client:
             assert server.url is not None
             timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
-            connector = aiohttp.TCPConnector(limit=0)
-            session = aiohttp.ClientSession(server.url, timeout=timeout, connector=connector)
+            connector = aiohttp.TCPConnector(limit=0, socket_factory=None if host is None else host.make_socket)
+            headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+            session = aiohttp.ClientSession(server.url, timeout=timeout, connector=connector, headers=headers)
             stack.push_async_callback(session.close)
             return Client(session)
 

@@ -23,9 +23,12 @@ COMMAND = (sys.executable, "-m", "pdserve.launch.cli")
 
 
 class Server:
-    """A running `pdserve ...`. `url` is where its HTTP answers, None for a node."""
+    """A running `pdserve ...`. `url` is where its HTTP answers, None for a node.
 
-    def __init__(self, *words: object, **environ: str):
+    through: words before the command that start it elsewhere, in a process that keeps its id
+    """
+
+    def __init__(self, *words: object, through: tuple[str, ...] = (), **environ: str):
         self.words = tuple(map(str, words))
         self.url: str | None = None
         self.lines: list[str] = []
@@ -33,7 +36,7 @@ class Server:
         self._has_read_all = False
         own = {PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [*COMMAND, *self.words],
+            [*through, *COMMAND, *self.words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
