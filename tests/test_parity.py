@@ -18,6 +18,10 @@ from tests.checkpoints import VOCAB_SIZE, make_llama_checkpoint
 from tests.in_process import InProcessCluster
 
 BLOCK_SIZE = 16
+SPLITS = pytest.mark.parametrize(
+    ("num_prefill", "is_remote"), [(1, False), (1, True), (0, False)], ids=["shm", "zmq", "both"]
+)
+TRANSPORTS = pytest.mark.parametrize("is_remote", [False, True], ids=["shm", "zmq"])
 NUM_OUTPUTS = 20
 NO_CHUNKS = 4096
 
@@ -73,7 +77,7 @@ def make_cluster(model_dir: Path, num_prefill: int = 1, **options: object) -> In
     return InProcessCluster(num_prefill, spec=spec, make_engine=make_engine, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("num_prefill", "is_remote"), [(1, False), (1, True), (0, False)], ids=["shm", "zmq", "both"])
+@SPLITS
 @pytest.mark.parametrize("chunk", [16, 64, 256, NO_CHUNKS])
 def test_every_length_cold_and_warm_equals_transformers(
     model_dir: Path, oracle, num_prefill: int, is_remote: bool, chunk: int
@@ -90,9 +94,11 @@ def test_every_length_cold_and_warm_equals_transformers(
     cluster.assert_drained()
 
 
-@pytest.mark.parametrize("num_prefill", [1, 0], ids=["split", "both"])
-def test_a_second_turn_on_a_warm_prefix_equals_transformers(model_dir: Path, oracle, num_prefill: int):
-    cluster = make_cluster(model_dir, num_prefill, num_blocks=128, max_step_tokens=32)
+@SPLITS
+def test_a_second_turn_on_a_warm_prefix_equals_transformers(
+    model_dir: Path, oracle, num_prefill: int, is_remote: bool
+):
+    cluster = make_cluster(model_dir, num_prefill, num_blocks=128, max_step_tokens=32, is_remote=is_remote)
     prompt = make_prompt(45)
     turn = cluster.submit(prompt, NUM_OUTPUTS)
     cluster.run()
@@ -102,8 +108,7 @@ def test_a_second_turn_on_a_warm_prefix_equals_transformers(model_dir: Path, ora
     assert cluster.results(turn, again) == [oracle(prompt), oracle(second)]
 
 
-@pytest.mark.parametrize("num_prefill", [1, 0], ids=["split", "both"])
-@pytest.mark.parametrize("is_remote", [False, True], ids=["shm", "zmq"])
+@SPLITS
 def test_many_streams_at_once_with_preemption_equal_transformers(
     model_dir: Path, oracle, num_prefill: int, is_remote: bool
 ):
@@ -118,9 +123,10 @@ def test_many_streams_at_once_with_preemption_equal_transformers(
     cluster.assert_drained()
 
 
+@TRANSPORTS
 @pytest.mark.parametrize("victim", ["P0", "D0"])
-def test_a_node_dies_and_the_streams_still_equal_transformers(model_dir: Path, oracle, victim: str):
-    cluster = make_cluster(model_dir, 2, num_decode=2, num_blocks=64, max_step_tokens=16)
+def test_a_node_dies_and_the_streams_still_equal_transformers(model_dir: Path, oracle, victim: str, is_remote: bool):
+    cluster = make_cluster(model_dir, 2, num_decode=2, num_blocks=64, max_step_tokens=16, is_remote=is_remote)
     prompts = [make_prompt(n, seed=n) for n in (20, 33, 48, 50)]
     requests = [cluster.submit(prompt, NUM_OUTPUTS) for prompt in prompts]
     cluster.run(until=lambda: len(cluster.outcomes[requests[1]].tokens) > 2)
@@ -132,12 +138,12 @@ def test_a_node_dies_and_the_streams_still_equal_transformers(model_dir: Path, o
 def test_seeded_draws_do_not_depend_on_neighbours_plan_or_a_dead_node(model_dir: Path):
     prompt, draws = make_prompt(40), {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 7}
     results = []
-    for num_prefill in (1, 0):
-        cluster = make_cluster(model_dir, num_prefill, num_blocks=64, max_step_tokens=16)
+    for num_prefill, is_remote in ((1, False), (1, True), (0, False)):
+        cluster = make_cluster(model_dir, num_prefill, num_blocks=64, max_step_tokens=16, is_remote=is_remote)
         request = cluster.submit(prompt, NUM_OUTPUTS, **draws)
         cluster.run()
         results += cluster.results(request)
-    crowd = make_cluster(model_dir, 2, num_decode=2, num_blocks=64, max_step_tokens=48)
+    crowd = make_cluster(model_dir, 2, num_decode=2, num_blocks=64, max_step_tokens=48, is_remote=True)
     others = [crowd.submit(make_prompt(30, seed=i), NUM_OUTPUTS, temperature=1.0, seed=i) for i in range(5)]
     request = crowd.submit(prompt, NUM_OUTPUTS, **draws)
     crowd.run(until=lambda: len(crowd.outcomes[request].tokens) > 4)
@@ -145,16 +151,17 @@ def test_seeded_draws_do_not_depend_on_neighbours_plan_or_a_dead_node(model_dir:
     crowd.kill(NodeId("P1"))
     crowd.run()
     results += crowd.results(request)
-    assert results[0] == results[1] == results[2]
+    assert results == results[:1] * 4
     assert all(crowd.outcomes[other].finish == "length" for other in others)
 
 
-def test_min_tokens_holds_back_the_stop_id_and_ignored_ones_do_not_end(model_dir: Path, oracle):
+@TRANSPORTS
+def test_min_tokens_holds_back_the_stop_id_and_ignored_ones_do_not_end(model_dir: Path, oracle, is_remote: bool):
     prompt = make_prompt(33)
     expected = oracle(prompt)
     stop = expected[3]
     first = expected.index(stop)
-    cluster = make_cluster(model_dir, num_blocks=64, max_step_tokens=16)
+    cluster = make_cluster(model_dir, num_blocks=64, max_step_tokens=16, is_remote=is_remote)
     plain = cluster.submit(prompt, NUM_OUTPUTS, stop_ids=(stop,))
     held = cluster.submit(prompt, NUM_OUTPUTS, stop_ids=(stop,), min_tokens=first + 1)
     cluster.run()
