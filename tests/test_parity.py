@@ -95,9 +95,7 @@ def test_every_length_cold_and_warm_equals_transformers(
 
 
 @SPLITS
-def test_a_second_turn_on_a_warm_prefix_equals_transformers(
-    model_dir: Path, oracle, num_prefill: int, is_remote: bool
-):
+def test_a_second_turn_on_a_warm_prefix_equals_transformers(model_dir: Path, oracle, num_prefill: int, is_remote: bool):
     cluster = make_cluster(model_dir, num_prefill, num_blocks=128, max_step_tokens=32, is_remote=is_remote)
     prompt = make_prompt(45)
     turn = cluster.submit(prompt, NUM_OUTPUTS)

@@ -8,35 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import console
 from tests.e2e.conftest import Start
+from tests.e2e.console import ROOT
 from tests.e2e.servers import Server
 
-ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:8000"
 # Run by .ci/run itself.
 CHECKS = {"make test", "make lint"}
 
 
 def commands() -> list[str]:
-    """The commands of the README's console blocks, continued lines joined."""
-    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    return [" ".join(command.split()) for block in blocks for command in _split(block.replace("\\\n", " "))]
-
-
-def _split(block: str) -> list[str]:
-    """One entry a command: a quote that is open at the end of a line goes on in the next."""
-    found: list[str] = []
-    held = ""
-    for line in block.splitlines():
-        held += line + "\n"
-        try:
-            shlex.split(held)
-        except ValueError:
-            continue
-        if held.strip():
-            found.append(held)
-        held = ""
-    return found
+    return console.commands(ROOT / "README.md")
 
 
 def run(command: str) -> str:
