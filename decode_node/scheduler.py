@@ -75,6 +75,7 @@ class DecodeScheduler:
         self.pool = pool
         self.ended = EndedAttempts()
         self.links: dict[NodeId, Link] = {}
+        self._blocks_came_at: dict[NodeId, float] = {}
         self.num_unexpected = 0
         self.num_corrupt = 0
         self._router = router
@@ -215,6 +216,7 @@ class DecodeScheduler:
         return []
 
     def _on_blocks(self, sender: NodeId, message: Blocks, now: float) -> Iterable[Action]:
+        self._blocks_came_at[sender] = now
         job = self._pulling(sender, message)
         if job is None or job.pull is None:
             return []
@@ -254,6 +256,7 @@ class DecodeScheduler:
 
     def _on_link_lost(self, event: LinkLost, now: float) -> Iterable[Action]:
         self.links.pop(event.peer, None)
+        self._blocks_came_at.pop(event.peer, None)
         for job in self._jobs:
             if job.pull is not None and job.pull.source == event.peer:
                 job.pull.orphaned = True
@@ -442,7 +445,9 @@ class DecodeScheduler:
             if job.expires_at <= now:
                 actions += self._end(job, now)
             elif job.phase is Phase.PULLING and job.pull is not None:
-                actions += job.pull.tick(now, num_pulls[job.pull.source])
+                source = job.pull.source
+                moved_at = self._blocks_came_at.get(source, float("-inf"))
+                actions += job.pull.tick(now, num_pulls[source], moved_at)
         return actions
 
     # ---- ends ------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_a_cluster_over_two_hosts_comes_up_as_the_document_says(places: dict[str
 
     ready, status, answer = (places[host].run(command) for host, command in checks())
     assert json.loads(ready)["status"] == "ready"
-    assert re.search(r"^D0 .* P0$", status, re.MULTILINE), status
+    assert re.search(r"^D0 .* P0 zmq ", status, re.MULTILINE), status
     assert json.loads(answer)["metrics"]["bytes_moved"] == NUM_BYTES_MOVED
     for server in servers.values():
         assert server.stop() == 0

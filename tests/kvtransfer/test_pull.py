@@ -5,7 +5,16 @@ import pytest
 from pdserve.cluster.messages import Bad, End, Fetch, HaveEntry, Send, Want
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
-from pdserve.kvtransfer.pull import CREDIT_BYTES, WANT_AGAIN_S, BlockCopy, CopyDone, Pull, PullState, Verdict
+from pdserve.kvtransfer.pull import (
+    CREDIT_BYTES,
+    MAX_IN_LINE_S,
+    WANT_AGAIN_S,
+    BlockCopy,
+    CopyDone,
+    Pull,
+    PullState,
+    Verdict,
+)
 
 REQUEST = RequestId(b"r" * 16)
 SOURCE = NodeId("P0")
@@ -220,6 +229,22 @@ def test_a_pull_of_frames_can_finish_without_its_source_only_with_what_has_come(
     assert not pull.can_finish_alone
     pull.take([entry(B)], (BLOCK,), 0.2)
     assert pull.can_finish_alone
+
+
+def test_what_stands_in_line_behind_the_blocks_of_other_pulls_is_not_asked_for_again_at_once():
+    pull = make_remote(A)
+    start_all(pull)
+    assert pull.tick(1.0, link_moved_at=0.9) == []
+    again = [Send(SOURCE, Want(REQUEST, 1, 3, (A,), CREDIT_BYTES))]
+    assert pull.tick(1.5, link_moved_at=0.9) == again, "nothing moves"
+
+
+def test_what_does_not_come_while_blocks_of_other_pulls_do_is_asked_for_again_in_the_end():
+    pull = make_remote(A)
+    start_all(pull)
+    assert pull.tick(MAX_IN_LINE_S - 0.1, link_moved_at=MAX_IN_LINE_S - 0.2) == []
+    again = [Send(SOURCE, Want(REQUEST, 1, 3, (A,), CREDIT_BYTES))]
+    assert pull.tick(MAX_IN_LINE_S, link_moved_at=MAX_IN_LINE_S - 0.1) == again
 
 
 def test_a_block_taken_over_from_another_pull_is_asked_for_at_the_next_tick():
