@@ -11,7 +11,7 @@ token of every running sequence first and fills the rest of its token budget wit
 that are computed here. Called by DecodeNode on the event loop.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from pdserve.cluster.attempts import DEFAULT_LEASE_S, EndedAttempts
@@ -51,7 +51,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import RunStep, StepDone, StepPlan
 from pdserve.engine.step_cost import StepWork
-from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState, Verdict
+from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState, Traffic, Verdict
 
 BEAT_S = 0.5
 
@@ -75,7 +75,7 @@ class DecodeScheduler:
         self.pool = pool
         self.ended = EndedAttempts()
         self.links: dict[NodeId, Link] = {}
-        self._blocks_came_at: dict[NodeId, float] = {}
+        self._traffic: defaultdict[NodeId, Traffic] = defaultdict(Traffic)
         self.num_unexpected = 0
         self.num_corrupt = 0
         self._router = router
@@ -216,7 +216,8 @@ class DecodeScheduler:
         return []
 
     def _on_blocks(self, sender: NodeId, message: Blocks, now: float) -> Iterable[Action]:
-        self._blocks_came_at[sender] = now
+        traffic = self._traffic[sender]
+        traffic.num_blocks, traffic.moved_at = traffic.num_blocks + len(message.entries), now
         job = self._pulling(sender, message)
         if job is None or job.pull is None:
             return []
@@ -256,7 +257,7 @@ class DecodeScheduler:
 
     def _on_link_lost(self, event: LinkLost, now: float) -> Iterable[Action]:
         self.links.pop(event.peer, None)
-        self._blocks_came_at.pop(event.peer, None)
+        self._traffic.pop(event.peer, None)
         for job in self._jobs:
             if job.pull is not None and job.pull.source == event.peer:
                 job.pull.orphaned = True
@@ -438,17 +439,24 @@ class DecodeScheduler:
         self.ended.sweep(now)
         self._finished.sweep(now)
         actions: list[Action] = []
-        num_pulls = Counter(job.pull.source for job in self._jobs if job.pull is not None and job.pull.is_remote)
+        self._count_traffic()
         for job in list(self._jobs):
             if event.late:
                 job.expires_at = max(job.expires_at, now + 2 * BEAT_S)
             if job.expires_at <= now:
                 actions += self._end(job, now)
             elif job.phase is Phase.PULLING and job.pull is not None:
-                source = job.pull.source
-                moved_at = self._blocks_came_at.get(source, float("-inf"))
-                actions += job.pull.tick(now, num_pulls[source], moved_at)
+                actions += job.pull.tick(now, self._traffic[job.pull.source])
         return actions
+
+    def _count_traffic(self) -> None:
+        for traffic in self._traffic.values():
+            traffic.num_pulls = traffic.num_expected = 0
+        for job in self._jobs:
+            if job.pull is not None and job.pull.is_remote:
+                traffic = self._traffic[job.pull.source]
+                traffic.num_pulls += 1
+                traffic.num_expected += job.pull.num_expected
 
     # ---- ends ------------------------------------------------------------------------------------
 

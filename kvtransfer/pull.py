@@ -23,9 +23,9 @@ from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
 
 WANT_AGAIN_S = 0.5
-# Blocks of one source come one after another. While others' come, a pull's own are taken to stand in line behind them,
-# also on a link that has become slower than it was: asked for again they would come twice and make the line longer
-# (16 Mbit/s, six prompts of 1 MB: 70 % more bytes). No longer than this: what was lost never comes by itself.
+# Blocks of one source come one after another. Asked for again while they stand in line behind others', they would come
+# twice and make the line longer (a link that fell to 16 Mbit/s, six prompts of 1 MB: 70 % more bytes). How long a line
+# is is a guess, so that nothing is left to it for longer than this.
 MAX_IN_LINE_S = 4.0
 MAX_FAILURES = 2
 # Bytes on their way to one pull: enough to keep a link of 10 Gbit/s with 5 ms of delay busy, and what a decode
@@ -80,6 +80,20 @@ class CopyDone:
 
 
 @dataclass(slots=True)
+class Traffic:
+    """What a link brings to all pulls from its source.
+
+    num_blocks    that have come so far, the last one at moved_at
+    num_pulls     of blocks in frames; num_expected: blocks that may be on their way to them
+    """
+
+    num_blocks: int = 0
+    moved_at: float = float("-inf")
+    num_pulls: int = 0
+    num_expected: int = 0
+
+
+@dataclass(slots=True)
 class Pull:
     """The pull of one request from `source`. `lacking` maps each block's hash to its failures so far.
 
@@ -107,6 +121,8 @@ class Pull:
     credit: int = 0
     taken: int = 0
     progress_at: float = 0.0
+    line_seen_at: float | None = None
+    line_end: int = 0
     num_verified: int = 0
     copy_s: float = 0.0
 
@@ -222,18 +238,29 @@ class Pull:
         self._move(PullState.COPYING, PullState.WANTING)
         self.targets, self.arrived, self.credit = {}, {}, 0
 
-    def tick(self, now: float, num_sharing: int = 1, link_moved_at: float = float("-inf")) -> list[Send]:
-        """Ask again when nothing was heard for long enough: no message is assumed delivered.
-
-        num_sharing: pulls over the same link, this one included; link_moved_at: when it last brought blocks of any
-        """
+    def tick(self, now: float, traffic: Traffic) -> list[Send]:
+        """Ask again when nothing was heard for long enough: no message is assumed delivered."""
         is_waiting = self.state in (PullState.WANTING, PullState.COPYING) or self.end is None
-        patience_s = self._patience_s(num_sharing)
-        if self.credit and now - link_moved_at < WANT_AGAIN_S:
-            patience_s = max(patience_s, MAX_IN_LINE_S)
-        if is_waiting and now - self.progress_at >= patience_s and not self.copying:
+        is_in_line = self._is_in_line(now, traffic)
+        is_late = now - self.progress_at >= self._patience_s(traffic.num_pulls)
+        if is_waiting and is_late and not is_in_line and not self.copying:
             return self._send_want(now)
         return []
+
+    @property
+    def num_expected(self) -> int:
+        """Blocks that may be on their way."""
+        if not self.credit:
+            return 0
+        return sum(h in self.targets and h not in self.arrived and h not in self.copying for h in self.lacking)
+
+    def _is_in_line(self, now: float, traffic: Traffic) -> bool:
+        """Whether what was on its way to others at the last progress is still coming, and so before ours."""
+        if self.line_seen_at != self.progress_at:
+            self.line_seen_at = self.progress_at
+            self.line_end = traffic.num_blocks + traffic.num_expected - self.num_expected + 1
+        is_moving = now - traffic.moved_at < WANT_AGAIN_S and now - self.progress_at < MAX_IN_LINE_S
+        return is_moving and self.num_expected > 0 and traffic.num_blocks < self.line_end
 
     def _patience_s(self, num_sharing: int) -> float:
         """Longer where the bytes asked for may still be on their way: to ask for them twice would slow them down."""

@@ -13,6 +13,7 @@ from pdserve.kvtransfer.pull import (
     CopyDone,
     Pull,
     PullState,
+    Traffic,
     Verdict,
 )
 
@@ -104,16 +105,16 @@ def test_a_corrupt_block_is_reported_even_when_the_pull_has_failed_meanwhile():
 
 def test_silence_repeats_the_want_with_a_higher_number():
     pull = make_pull(A, B)
-    assert pull.tick(0.4) == []
-    assert pull.tick(0.5) == [Send(SOURCE, Want(REQUEST, 1, 2, (A, B)))]
-    assert pull.tick(0.9) == []
+    assert pull.tick(0.4, Traffic()) == []
+    assert pull.tick(0.5, Traffic()) == [Send(SOURCE, Want(REQUEST, 1, 2, (A, B)))]
+    assert pull.tick(0.9, Traffic()) == []
 
 
 def test_nothing_is_asked_again_while_a_copy_is_in_flight():
     pull = make_pull(A, B)
     pull.announce([entry(A)], 0.1)
     pull.next_copies()
-    assert pull.tick(9.0) == []
+    assert pull.tick(9.0, Traffic()) == []
 
 
 def test_a_failed_pull_still_asks_for_the_end_it_never_heard():
@@ -121,9 +122,9 @@ def test_a_failed_pull_still_asks_for_the_end_it_never_heard():
     for _ in range(2):
         pull.announce([entry(A)], 0.1)
         copied(pull, Verdict.MOVED)
-    assert pull.tick(2.0) == [Send(SOURCE, Want(REQUEST, 1, 3, ()))]
+    assert pull.tick(2.0, Traffic()) == [Send(SOURCE, Want(REQUEST, 1, 3, ()))]
     pull.end = END
-    assert pull.tick(4.0) == []
+    assert pull.tick(4.0, Traffic()) == []
 
 
 def test_a_revoked_pull_keeps_what_was_announced_for_its_next_blocks():
@@ -231,28 +232,41 @@ def test_a_pull_of_frames_can_finish_without_its_source_only_with_what_has_come(
     assert pull.can_finish_alone
 
 
-def test_what_stands_in_line_behind_the_blocks_of_other_pulls_is_not_asked_for_again_at_once():
+def test_what_stands_in_line_behind_the_blocks_of_other_pulls_is_not_asked_for_again_before_its_turn():
     pull = make_remote(A)
     start_all(pull)
-    assert pull.tick(1.0, link_moved_at=0.9) == []
-    again = [Send(SOURCE, Want(REQUEST, 1, 3, (A,), CREDIT_BYTES))]
-    assert pull.tick(1.5, link_moved_at=0.9) == again, "nothing moves"
+    traffic = Traffic(num_blocks=50, moved_at=0.4, num_expected=10)
+    assert pull.tick(0.5, traffic) == []
+    traffic.num_blocks, traffic.moved_at = 59, 0.9
+    assert pull.tick(1.0, traffic) == []
+    traffic.num_blocks = 60
+    assert pull.tick(1.0, traffic) == [Send(SOURCE, Want(REQUEST, 1, 3, (A,), CREDIT_BYTES))]
 
 
-def test_what_does_not_come_while_blocks_of_other_pulls_do_is_asked_for_again_in_the_end():
+@pytest.mark.parametrize(("now", "moved_at"), [(WANT_AGAIN_S, 0.0), (MAX_IN_LINE_S, MAX_IN_LINE_S - 0.1)])
+def test_what_stands_in_a_line_that_does_not_move_or_does_not_end_is_asked_for_again(now: float, moved_at: float):
     pull = make_remote(A)
     start_all(pull)
-    assert pull.tick(MAX_IN_LINE_S - 0.1, link_moved_at=MAX_IN_LINE_S - 0.2) == []
-    again = [Send(SOURCE, Want(REQUEST, 1, 3, (A,), CREDIT_BYTES))]
-    assert pull.tick(MAX_IN_LINE_S, link_moved_at=MAX_IN_LINE_S - 0.1) == again
+    traffic = Traffic(moved_at=moved_at, num_expected=10)
+    assert pull.tick(now, traffic) == [Send(SOURCE, Want(REQUEST, 1, 3, (A,), CREDIT_BYTES))]
+
+
+def test_an_end_that_was_lost_is_asked_for_at_once_however_many_blocks_are_on_their_way_to_others():
+    pull = make_remote(A)
+    start_all(pull)
+    pull.take([entry(A)], (BLOCK,), 0.1)
+    copied(pull, Verdict.OK, now=0.2)
+    assert pull.tick(0.8, Traffic(moved_at=0.8, num_expected=10)) == [
+        Send(SOURCE, Want(REQUEST, 1, 3, (), CREDIT_BYTES))
+    ]
 
 
 def test_a_block_taken_over_from_another_pull_is_asked_for_at_the_next_tick():
     pull = make_remote(A, B)
     pull.start({A: BlockId(0)}, 0.0)
-    assert pull.tick(0.1) == []
+    assert pull.tick(0.1, Traffic()) == []
     pull.adopt(B, BlockId(1))
-    assert pull.tick(0.2) == [Send(SOURCE, Want(REQUEST, 1, 3, (A, B), CREDIT_BYTES))]
+    assert pull.tick(0.2, Traffic()) == [Send(SOURCE, Want(REQUEST, 1, 3, (A, B), CREDIT_BYTES))]
 
 
 def test_revoked_blocks_are_announced_and_not_sent_until_they_have_a_place_again():
@@ -261,13 +275,13 @@ def test_revoked_blocks_are_announced_and_not_sent_until_they_have_a_place_again
     pull.take([entry(A)], (BLOCK,), 0.1)
     pull.revoke()
     assert pull.next_copies() == []
-    assert pull.tick(1.0) == [Send(SOURCE, Want(REQUEST, 1, 3, (A,), 0))]
+    assert pull.tick(1.0, Traffic()) == [Send(SOURCE, Want(REQUEST, 1, 3, (A,), 0))]
 
 
 def test_on_a_slow_link_blocks_that_are_on_their_way_are_not_asked_for_twice():
     pull = make_remote(A)
     pull.bytes_per_s = CREDIT_BYTES / 4.0
     start_all(pull)
-    assert pull.tick(WANT_AGAIN_S + 7.9) == []
-    assert pull.tick(WANT_AGAIN_S + 8.1, num_sharing=2) == []
-    assert len(pull.tick(WANT_AGAIN_S + 8.1)) == 1
+    assert pull.tick(WANT_AGAIN_S + 7.9, Traffic(num_pulls=1)) == []
+    assert pull.tick(WANT_AGAIN_S + 8.1, Traffic(num_pulls=2)) == []
+    assert len(pull.tick(WANT_AGAIN_S + 8.1, Traffic(num_pulls=1))) == 1
