@@ -86,7 +86,7 @@ async def test_what_a_replaced_node_still_says_is_not_listened_to(cluster: Clust
     assert len([line for line in router.lines[before:] if "P0 joined as" in line]) == 1
 
 
-async def test_what_a_dead_router_had_asked_for_is_free_after_one_lease(
+async def test_what_a_dead_router_had_asked_for_is_free_within_one_lease(
     cluster: Cluster, connect: Connect, small_up: Server
 ):
     text = await undisturbed(connect, small_up, PROMPT)
