@@ -190,8 +190,9 @@ class Dialled:
         """The message of a frame that counts, or None; Welcome, Refused and WrongEpoch move the state."""
         message = envelope.message
         if isinstance(message, WrongEpoch):
-            # While it is unknown the beats greet: our Hello itself may be meant for one that is gone.
-            if self.state is Acquaintance.KNOWN and message.epoch != self.peer:
+            # It has been replaced, or has given us up while we stood still. While it is unknown the beats greet: our
+            # Hello itself may be meant for one that is gone.
+            if self.state is Acquaintance.KNOWN:
                 self.state = Acquaintance.UNKNOWN
                 self.greet()
             return message

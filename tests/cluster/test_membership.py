@@ -185,6 +185,15 @@ def test_a_peer_that_restarted_is_greeted_at_once_and_then_only_at_each_beat():
     assert dialled.state is Acquaintance.UNKNOWN
 
 
+def test_who_has_given_us_up_meanwhile_is_greeted_at_once_and_not_after_a_silence():
+    dialled, outbox = make_dialled(expected=OLD)
+    accept(dialled, WELCOME, OLD)
+    for _ in range(3):
+        accept(dialled, WrongEpoch(OLD), OLD)
+    assert outbox.take() == [HELLO]
+    assert accept(dialled, WELCOME, OLD) == WELCOME
+
+
 def test_a_refusal_is_for_good():
     dialled, outbox = make_dialled()
     accept(dialled, Refused("checkpoint", "another"))
