@@ -54,7 +54,8 @@ class Steady:
 @pytest.fixture(scope="module")
 def well(start_here: Start, small_model: Path) -> tuple[str, Server, Server]:
     cluster = Cluster(start_here, small_model)
-    router = cluster.router("--lease-s", LEASE_S, "--heartbeat-s", BEAT_S)
+    # A decode node that a test freezes in a hand-off keeps its request.
+    router = cluster.router("--lease-s", LEASE_S, "--heartbeat-s", BEAT_S, "--handoff-deadline-s", 30)
     decode = cluster.node("decode")
     router.wait_for("D0 joined as decode")
     return cluster.control, router, decode

@@ -140,14 +140,15 @@ async def test_streams_of_nodes_that_stay_frozen_go_on_elsewhere_and_they_come_b
         cluster.node("decode", *ENABLED, "freeze@stepped#20"),
     ]
     await client.until_linked("D0", "P0")
-    cluster.node("prefill", *SMALL_STEPS, name="P1")
-    cluster.node("decode", name="D1")
-    await client.until_linked("D1", "P1")
-    answer = await client.complete(PROMPT, NUM_TOKENS, ignore_eos=True)
-    for node in frozen:
-        await until_stopped(node)
-    # Lost in the middle of the prompt, then in the middle of the output.
-    assert (answer.text, answer.body["metrics"]["attempts"]) == (text, 3)
+    async with client.stream(PROMPT, NUM_TOKENS, ignore_eos=True) as stream:
+        # In the middle of the prompt, which the decode node then computes, and in the middle of the output.
+        for node in frozen:
+            await until_stopped(node)
+        cluster.node("prefill", name="P1")
+        cluster.node("decode", name="D1")
+        await stream.read()
+    assert (stream.text, stream.closing["metrics"]["attempts"]) == (text, 3)
+    assert stream.closing["metrics"]["nodes"]["decode"] == "D1"
     before = len(router.lines)
     for node in frozen:
         go_on(node)
