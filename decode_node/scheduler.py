@@ -42,6 +42,7 @@ from pdserve.cluster.messages import (
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import NodeId
+from pdserve.decode_node.batch import Batch
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.finished import FinishedRequests
 from pdserve.decode_node.job import Job, Jobs, Phase
@@ -49,8 +50,7 @@ from pdserve.decode_node.reservations import Reservations
 from pdserve.engine import planner
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
-from pdserve.engine.step import RunStep, StepDone, StepPlan
-from pdserve.engine.step_cost import StepWork
+from pdserve.engine.step import RunStep, StepDone
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState, Traffic, Verdict
 
 BEAT_S = 0.5
@@ -81,15 +81,13 @@ class DecodeScheduler:
         self._router = router
         self._hasher = hasher
         self._budget = budget
-        self._policy = policy
         self._lease_s = DEFAULT_LEASE_S
         self._block_bytes = block_bytes
         self._jobs = Jobs()
         self.reservations = Reservations(pool, self._jobs, max_running)
+        self._batch = Batch(self._jobs, self.reservations, hasher, budget, policy)
         self._finished = FinishedRequests()
         self._next_key = 0
-        self._step: StepPlan | None = None
-        self._num_steps = 0
         self._is_leaving = False
         self._from_router: dict[type, Callable[..., Iterable[Action]]] = {
             Decode: self._on_decode,
@@ -338,67 +336,21 @@ class DecodeScheduler:
     # ---- the step --------------------------------------------------------------------------------
 
     def _start_step(self, now: float) -> list[Action]:
-        if self._step is not None:
+        if self._batch.is_running:
             return []
         actions: list[Action] = list(self.reservations.make_room(now))
-        rows = []
-        for job in self._jobs.streams():
-            # An earlier job's growth may have preempted this one.
-            if job.phase is Phase.RUNNING and self.reservations.grow(job, job.sequence.num_tokens):
-                rows.append((job, 1))
-        rows = [(job, n) for job, n in rows if job.phase is Phase.RUNNING]
-        streams = self._work(job for job, _ in rows)
-        behind = [job.sequence for job in self._jobs.running() if job.sequence.num_missing > 1]
-        ordered = planner.order(behind, self._policy, self._token_s(streams), now)
-        budget = self._num_chunk_tokens(streams, ordered[0].num_computed) if ordered else 0
-        for sequence, num_tokens in planner.chunks(ordered, budget):
-            sequence.started_at = now if sequence.started_at is None else sequence.started_at
-            sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
-            rows.append((self._jobs.by_key[sequence.key], num_tokens))
-        if not rows:
-            return actions
-        for job, _ in rows:
-            job.sequence.busy += 1
-        self._num_steps += 1
-        self._step = StepPlan(self._num_steps, tuple(job.sequence.row(n) for job, n in rows))
-        return [*actions, RunStep(self._step)]
-
-    def _work(self, streams: Iterable[Job]) -> StepWork:
-        """What a step of these streams alone has to do."""
-        contexts = [job.sequence.num_tokens for job in streams]
-        return StepWork(len(contexts), sum(contexts))
-
-    def _token_s(self, streams: StepWork) -> float:
-        return self._budget.token_s(streams)
-
-    def _num_chunk_tokens(self, streams: StepWork, start: int) -> int:
-        """Prompt tokens for a step beside `streams`; one whose blocks are on their way may join any time."""
-        is_shared = streams.num_tokens > 0 or any(job.phase is Phase.PULLING for job in self._jobs)
-        limit_s = self._budget.limit_s(streams) if is_shared else None
-        return self._budget.num_tokens(streams, limit_s, start)
+        plan = self._batch.plan(now)
+        return actions if plan is None else [*actions, RunStep(plan)]
 
     def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
-        plan, result = self._step, event.result
-        assert plan is not None, "a result although no step is running"
-        assert plan.step == result.step, "a result of another step"
-        self._step = None
-        self._budget.cost.learn(StepWork.of(plan.rows), result.forward_s)
         actions: list[Action] = []
         runs: list[TokenRun] = []
-        for row in plan.rows:
-            job = self._jobs.by_key[row.key]
+        for job, has_token in self._batch.take(event.result):
             sequence = job.sequence
-            sequence.busy -= 1
-            if job.cancelled:
-                if sequence.busy == 0:
-                    self._free(job)
+            if job.cancelled and sequence.busy == 0:
+                self._free(job)
+            if not has_token:
                 continue
-            sequence.num_computed += len(row.token_ids)
-            sequence.name_full_blocks(self._hasher)
-            sequence.commit_full(self.pool, {})
-            if row.sample is None:
-                continue
-            sequence.tokens.append(result.tokens[row.key])
             reason = sequence.params.finish_reason(sequence.num_outputs, sequence.tokens[-1])
             finish = Finish(reason) if reason else None
             if job.prefills_here:
@@ -486,7 +438,7 @@ class DecodeScheduler:
 
     @property
     def is_idle(self) -> bool:
-        return self._step is None and not self._jobs.by_key
+        return not self._batch.is_running and not self._jobs.by_key
 
     @property
     def is_drained(self) -> bool:
@@ -522,7 +474,7 @@ class DecodeScheduler:
             num_leases=len(jobs),
             num_parked=0,
             num_queued_tokens=sum(job.sequence.num_missing for job in jobs if job.phase is not Phase.PULLING),
-            token_s=self._token_s(self._work(self._jobs.streams())),
+            token_s=self._batch.token_s,
             num_corrupt=self.num_corrupt,
         )
 

@@ -1,0 +1,101 @@
+"""The running batch of a decode node: what the next step runs, and what a step that is over has changed.
+
+Every running sequence decodes one token first; chunks of prompts that are computed here fill what the budget leaves.
+At most one step is under way. Owned by DecodeScheduler.
+"""
+
+from collections.abc import Iterable
+
+from pdserve.core.block_hash import BlockHasher
+from pdserve.decode_node.chunk_budget import ChunkBudget
+from pdserve.decode_node.job import Job, Jobs, Phase
+from pdserve.decode_node.reservations import Reservations
+from pdserve.engine import planner
+from pdserve.engine.step import StepPlan, StepResult
+from pdserve.engine.step_cost import StepWork
+
+
+class Batch:
+    def __init__(
+        self,
+        jobs: Jobs,
+        reservations: Reservations,
+        hasher: BlockHasher,
+        budget: ChunkBudget,
+        policy: planner.Policy,
+    ):
+        self._jobs = jobs
+        self._reservations = reservations
+        self._hasher = hasher
+        self._budget = budget
+        self._policy = policy
+        self._step: StepPlan | None = None
+        self._num_steps = 0
+
+    @property
+    def is_running(self) -> bool:
+        return self._step is not None
+
+    @property
+    def token_s(self) -> float:
+        """Seconds that each token of a prompt is expected to take beside the streams there are."""
+        return self._budget.token_s(_work(self._jobs.streams()))
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Begin the next step, or None when there is nothing to run. Sequences that find no block to grow yield."""
+        assert self._step is None, "a step is under way"
+        rows = []
+        for job in self._jobs.streams():
+            # An earlier job's growth may have preempted this one.
+            if job.phase is Phase.RUNNING and self._reservations.grow(job, job.sequence.num_tokens):
+                rows.append((job, 1))
+        rows = [(job, n) for job, n in rows if job.phase is Phase.RUNNING]
+        streams = _work(job for job, _ in rows)
+        behind = [job.sequence for job in self._jobs.running() if job.sequence.num_missing > 1]
+        ordered = planner.order(behind, self._policy, self._budget.token_s(streams), now)
+        budget = self._num_chunk_tokens(streams, ordered[0].num_computed) if ordered else 0
+        for sequence, num_tokens in planner.chunks(ordered, budget):
+            sequence.started_at = now if sequence.started_at is None else sequence.started_at
+            sequence.take_blocks(self._reservations.pool, sequence.num_computed + num_tokens)
+            rows.append((self._jobs.by_key[sequence.key], num_tokens))
+        if not rows:
+            return None
+        for job, _ in rows:
+            job.sequence.busy += 1
+        self._num_steps += 1
+        self._step = StepPlan(self._num_steps, tuple(job.sequence.row(n) for job, n in rows))
+        return self._step
+
+    def take(self, result: StepResult) -> list[tuple[Job, bool]]:
+        """The step is over: its jobs, and whether each has a new token. Cancelled ones are only let go of."""
+        plan = self._step
+        assert plan is not None, "a result although no step is running"
+        assert plan.step == result.step, "a result of another step"
+        self._step = None
+        self._budget.cost.learn(StepWork.of(plan.rows), result.forward_s)
+        taken = []
+        for row in plan.rows:
+            job = self._jobs.by_key[row.key]
+            sequence = job.sequence
+            sequence.busy -= 1
+            has_token = row.sample is not None and not job.cancelled
+            if not job.cancelled:
+                sequence.num_computed += len(row.token_ids)
+                sequence.name_full_blocks(self._hasher)
+                sequence.commit_full(self._reservations.pool, {})
+            if has_token:
+                sequence.tokens.append(result.tokens[row.key])
+            taken.append((job, has_token))
+        return taken
+
+    def _num_chunk_tokens(self, streams: StepWork, start: int) -> int:
+        """Prompt tokens for a step beside `streams`; one whose blocks are on their way may join any time."""
+        is_shared = streams.num_tokens > 0 or any(job.phase is Phase.PULLING for job in self._jobs)
+        limit_s = self._budget.limit_s(streams) if is_shared else None
+        return self._budget.num_tokens(streams, limit_s, start)
+
+
+def _work(streams: Iterable[Job]) -> StepWork:
+    """What a step of these streams alone has to do."""
+    contexts = [job.sequence.num_tokens for job in streams]
+    return StepWork(len(contexts), sum(contexts))
