@@ -5,34 +5,26 @@
        └─ a block failed twice ► QUEUED ◄─┘ preempted       QUEUED ── blocks reserved ──► RUNNING
     local plans start QUEUED; any state ── Cancel, lease over ──► gone (freed when step and copies end)
 
-Owns the block pool, the sequences, the pulls and the running batch of this node. A request reserves
-every block it lacks plus one to grow into, or waits in line and copies nothing. Each step decodes one
-token of every running sequence first and fills the rest of its token budget with chunks of prompts
-that are computed here. Called by DecodeNode on the event loop.
+Owns the block pool and the requests of this node, and takes each event to where it belongs: Reservations gives
+blocks to requests, HandOffs pulls them in, Batch runs steps, FinishedRequests repeats what the router has missed.
+Called by DecodeNode on the event loop.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from pdserve.cluster.attempts import DEFAULT_LEASE_S, EndedAttempts
+from pdserve.cluster.attempts import DEFAULT_LEASE_S
 from pdserve.cluster.events import Joined, Leave, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.messages import (
     NO_BEAT,
-    Blocks,
     Cancel,
     Decode,
-    End,
     Failed,
     Finish,
     FirstToken,
     Gauges,
-    Gone,
-    Have,
     Held,
     HeldEntry,
-    Link,
     Live,
-    Ready,
     Resume,
     Send,
     Stage,
@@ -44,14 +36,16 @@ from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import NodeId
 from pdserve.decode_node.batch import Batch
 from pdserve.decode_node.chunk_budget import ChunkBudget
+from pdserve.decode_node.ends import Ends
 from pdserve.decode_node.finished import FinishedRequests
+from pdserve.decode_node.hand_offs import HandOffs
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
 from pdserve.engine import planner
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import RunStep, StepDone
-from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Pull, PullState, Traffic, Verdict
+from pdserve.kvtransfer.pull import CopyBlocks, CopyDone
 
 BEAT_S = 0.5
 
@@ -73,18 +67,15 @@ class DecodeScheduler:
         policy: planner.Policy = planner.Policy.FCFS,
     ):
         self.pool = pool
-        self.ended = EndedAttempts()
-        self.links: dict[NodeId, Link] = {}
-        self._traffic: defaultdict[NodeId, Traffic] = defaultdict(Traffic)
         self.num_unexpected = 0
-        self.num_corrupt = 0
         self._router = router
         self._hasher = hasher
         self._budget = budget
         self._lease_s = DEFAULT_LEASE_S
-        self._block_bytes = block_bytes
         self._jobs = Jobs()
         self.reservations = Reservations(pool, self._jobs, max_running)
+        self._ends = Ends(router, self._jobs, self.reservations)
+        self._hand_offs = HandOffs(router, self._jobs, self.reservations, self._ends, block_bytes, hasher.block_size)
         self._batch = Batch(self._jobs, self.reservations, hasher, budget, policy)
         self._finished = FinishedRequests()
         self._next_key = 0
@@ -94,12 +85,6 @@ class DecodeScheduler:
             Cancel: self._on_cancel,
             Live: self._on_live,
             Resume: self._on_resume,
-        }
-        self._from_peers: dict[type, Callable[..., Iterable[Action]]] = {
-            Have: self._on_have,
-            Blocks: self._on_blocks,
-            End: self._on_end,
-            Gone: self._on_gone,
         }
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -112,14 +97,15 @@ class DecodeScheduler:
         elif isinstance(event, StepDone):
             actions += self._on_step_done(event, now)
         elif isinstance(event, CopyDone):
-            actions += self._on_copy_done(event, now)
+            actions += self._hand_offs.copied(event, now)
         elif isinstance(event, Tick):
             actions += self._on_tick(event, now)
         elif isinstance(event, LinkUp):
-            self.links[event.link.node] = event.link
+            self._hand_offs.links[event.link.node] = event.link
             actions.append(self._news())
         elif isinstance(event, LinkLost):
-            actions += self._on_link_lost(event, now)
+            self._hand_offs.link_lost(event.peer)
+            actions.append(self._news())
         elif isinstance(event, Leave):
             self._is_leaving = True
             actions.append(self._news())
@@ -137,10 +123,10 @@ class DecodeScheduler:
                 return actions
             job = self._jobs.by_key.get(self.reservations.due.pop())
             if job is not None and not job.cancelled and job.phase is Phase.PULLING:
-                actions += self._advance(job, now)
+                actions += self._hand_offs.advance(job, now)
 
     def _on_received(self, event: Received, now: float) -> Iterable[Action]:
-        handlers = self._from_router if event.sender == self._router else self._from_peers
+        handlers = self._from_router if event.sender == self._router else self._hand_offs.handlers
         handler = handlers.get(type(event.message))
         if handler is None:
             self.num_unexpected += 1
@@ -153,9 +139,9 @@ class DecodeScheduler:
         known = self._jobs.by_request.get(message.request)
         if known is not None and known.sequence.attempt >= message.attempt:
             return []
-        if self.ended.covers(message.request, message.attempt):
+        if self._ends.ended.covers(message.request, message.attempt):
             return []
-        actions = self._end(known, now) if known is not None else []
+        actions = self._ends.end(known, now) if known is not None else []
         try:
             job = self._job(message, now)
         except ProtocolError as error:
@@ -164,26 +150,15 @@ class DecodeScheduler:
         if message.source is None:
             self.reservations.wait(job, resumed=False)
             return actions
-        link = self.links.get(message.source.node)
-        if link is None:
-            return [*actions, *self._fail(job, f"no link to {message.source.node}", now)]
-        job.pull = Pull(
-            message.request,
-            message.attempt,
-            link.node,
-            is_remote=link.is_remote,
-            bytes_per_s=link.bytes_per_s,
-            token_bytes=self._block_bytes // self._hasher.block_size,
-        )
-        return [*actions, *job.pull.want(self.reservations.lacking(job.sequence), now)]
+        return [*actions, *self._hand_offs.begin(job, message.source.node, now)]
 
     def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
         self._finished.forget(message.request, message.attempt)
         job = self._jobs.by_request.get(message.request)
         if job is None or job.sequence.attempt > message.attempt:
-            self.ended.add(message.request, message.attempt, now)
+            self._ends.ended.add(message.request, message.attempt, now)
             return []
-        return self._end(job, now)
+        return self._ends.end(job, now)
 
     def _on_live(self, sender: NodeId, message: Live, now: float) -> Iterable[Action]:
         for entry in message.entries:
@@ -203,135 +178,11 @@ class DecodeScheduler:
         job.num_sent = message.first_index
         return [Send(sender, Tokens((self._unsent(job, None),)))]
 
-    # ---- messages of the source ------------------------------------------------------------------
-
-    def _on_have(self, sender: NodeId, message: Have, now: float) -> Iterable[Action]:
-        job = self._pulling(sender, message)
-        if job is None or job.pull is None:
-            return []
-        job.pull.announce(message.entries, now)
-        self._heard(job, now)
-        return []
-
-    def _on_blocks(self, sender: NodeId, message: Blocks, now: float) -> Iterable[Action]:
-        traffic = self._traffic[sender]
-        traffic.num_blocks, traffic.moved_at = traffic.num_blocks + len(message.entries), now
-        job = self._pulling(sender, message)
-        if job is None or job.pull is None:
-            return []
-        job.pull.take(message.entries, message.payloads, now)
-        self.reservations.due.add(job.sequence.key)
-        return []
-
-    def _on_end(self, sender: NodeId, message: End, now: float) -> Iterable[Action]:
-        job = self._pulling(sender, message)
-        if job is None or job.pull is None:
-            return []
-        if message.count != job.sequence.num_tokens:
-            reason = f"{sender} computed {message.count} tokens of {job.sequence.num_tokens}"
-            return self._fail(job, reason, now)
-        job.pull.end = message
-        self._heard(job, now)
-        return []
-
-    def _on_gone(self, sender: NodeId, message: Gone, now: float) -> Iterable[Action]:
-        job = self._pulling(sender, message)
-        return [] if job is None else self._fail(job, f"{sender} holds nothing for it", now)
-
-    def _heard(self, job: Job, now: float) -> None:
-        pull = job.pull
-        assert pull is not None
-        if pull.state is PullState.WANTING and pull.heard:
-            job.heard_at = now if job.heard_at is None else job.heard_at
-            self.reservations.wait(job, resumed=False)
-        self.reservations.due.add(job.sequence.key)
-
-    def _pulling(self, sender: NodeId, message: Have | Blocks | End | Gone) -> Job | None:
-        job = self._jobs.by_request.get(message.request)
-        if job is None or job.sequence.attempt != message.attempt or job.phase is not Phase.PULLING:
-            self.ended.covers(message.request, message.attempt)
-            return None
-        return job if job.pull is not None and job.pull.source == sender else None
-
-    def _on_link_lost(self, event: LinkLost, now: float) -> Iterable[Action]:
-        self.links.pop(event.peer, None)
-        self._traffic.pop(event.peer, None)
-        for job in self._jobs:
-            if job.pull is not None and job.pull.source == event.peer:
-                job.pull.orphaned = True
-                self.reservations.due.add(job.sequence.key)
-        return [self._news()]
-
     def _news(self) -> Send:
         """Goes before any Failed: else the router might pick a lost link again, until no attempt is left."""
-        return Send(self._router, Held(NO_BEAT, (), self.gauges(), tuple(self.links.values()), self._is_leaving))
-
-    # ---- copies ----------------------------------------------------------------------------------
-
-    def _advance(self, job: Job, now: float) -> list[Action]:
-        """Whatever a pull can do now: copy what is announced, join the batch, or compute the rest here."""
-        pull, sequence = job.pull, job.sequence
-        assert pull is not None
-        if pull.orphaned and not pull.can_finish_alone:
-            return self._fail(job, f"lost {pull.source}", now)
-        actions: list[Action] = list(pull.grant())
-        copies = pull.next_copies()
-        if copies:
-            sequence.busy += 1
-            self.reservations.begin(copies)
-            actions.append(CopyBlocks(sequence.key, pull.source, tuple(copies)))
-        if pull.complete():
-            actions += self._complete(job, now)
-        elif pull.state is PullState.FAILED and pull.end is not None and sequence.busy == 0:
-            actions += self._compute_rest(job)
-        return actions
-
-    def _on_copy_done(self, event: CopyDone, now: float) -> Iterable[Action]:
-        job = self._jobs.by_key[event.key]
-        pull = job.pull
-        assert pull is not None
-        job.sequence.busy -= 1
-        self.num_corrupt += event.verdicts.count(Verdict.CORRUPT)
-        sends = pull.copied(event, now)
-        self.reservations.end(event)
-        if job.cancelled:
-            if job.sequence.busy == 0:
-                self._free(job)
-            return []
-        self.reservations.due.add(event.key)
-        return sends
-
-    def _complete(self, job: Job, now: float) -> list[Action]:
-        """Every block is verified: release the source and join the next step with its token as input."""
-        pull, sequence = job.pull, job.sequence
-        assert pull is not None
-        assert pull.end is not None
-        ready = Ready(
-            sequence.request,
-            sequence.attempt,
-            num_blocks=pull.num_verified,
-            num_bytes=pull.num_verified * self._block_bytes,
-            num_cached_tokens=job.num_hit_tokens,
-            reserve_s=job.reserved_at - (job.heard_at or job.reserved_at),
-            copy_s=pull.copy_s,
+        return Send(
+            self._router, Held(NO_BEAT, (), self.gauges(), tuple(self._hand_offs.links.values()), self._is_leaving)
         )
-        sequence.num_computed = pull.end.count
-        sequence.num_found = len(sequence.hashes) * sequence.block_size
-        sequence.num_committed = len(sequence.hashes)
-        sequence.tokens.append(pull.end.token)
-        job.phase = Phase.RUNNING
-        return [*pull.release(), Send(self._router, ready)]
-
-    def _compute_rest(self, job: Job) -> list[Action]:
-        """Blocks that could not be verified are computed here; what was verified is found again by hash."""
-        pull, sequence = job.pull, job.sequence
-        assert pull is not None
-        assert pull.end is not None
-        self.reservations.give_back(job)
-        sequence.tokens.append(pull.end.token)
-        job.phase = Phase.QUEUED
-        self.reservations.wait(job, resumed=True)
-        return list(pull.release())
 
     # ---- the step --------------------------------------------------------------------------------
 
@@ -347,8 +198,8 @@ class DecodeScheduler:
         runs: list[TokenRun] = []
         for job, has_token in self._batch.take(event.result):
             sequence = job.sequence
-            if job.cancelled and sequence.busy == 0:
-                self._free(job)
+            if job.cancelled:
+                self._ends.free_if_idle(job)
             if not has_token:
                 continue
             reason = sequence.params.finish_reason(sequence.num_outputs, sequence.tokens[-1])
@@ -359,7 +210,7 @@ class DecodeScheduler:
                 runs.append(self._unsent(job, finish))
             if finish is not None:
                 self._finished.add(sequence, finish, now)
-                self._end(job, now)
+                self._ends.end(job, now)
         return [*actions, Send(self._router, Tokens(tuple(runs)))] if runs else actions
 
     def _first_token(self, job: Job, finish: Finish | None, now: float) -> FirstToken:
@@ -388,51 +239,16 @@ class DecodeScheduler:
     # ---- time ------------------------------------------------------------------------------------
 
     def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:
-        self.ended.sweep(now)
+        self._ends.ended.sweep(now)
         self._finished.sweep(now)
         actions: list[Action] = []
-        self._count_traffic()
         for job in list(self._jobs):
             if event.late:
                 job.expires_at = max(job.expires_at, now + 2 * BEAT_S)
             if job.expires_at <= now:
-                actions += self._end(job, now)
-            elif job.phase is Phase.PULLING and job.pull is not None:
-                actions += job.pull.tick(now, self._traffic[job.pull.source])
+                actions += self._ends.end(job, now)
+        actions += self._hand_offs.tick(now)
         return actions
-
-    def _count_traffic(self) -> None:
-        for traffic in self._traffic.values():
-            traffic.num_pulls = traffic.num_expected = 0
-        for job in self._jobs:
-            if job.pull is not None and job.pull.is_remote:
-                traffic = self._traffic[job.pull.source]
-                traffic.num_pulls += 1
-                traffic.num_expected += job.pull.num_expected
-
-    # ---- ends ------------------------------------------------------------------------------------
-
-    def _fail(self, job: Job, reason: str, now: float) -> list[Action]:
-        sequence = job.sequence
-        failed = Failed(sequence.request, sequence.attempt, Stage.HANDOFF, reason)
-        return [Send(self._router, failed), *self._end(job, now)]
-
-    def _end(self, job: Job, now: float) -> list[Action]:
-        """However a request ends here. What a step or copy in flight names is freed when that ends."""
-        sequence = job.sequence
-        self.ended.add(sequence.request, sequence.attempt, now)
-        del self._jobs.by_request[sequence.request]
-        job.cancelled = True
-        self.reservations.leave(job)
-        release = job.phase is Phase.PULLING and job.pull is not None
-        actions: list[Action] = list(job.pull.release()) if release and job.pull is not None else []
-        if sequence.busy == 0:
-            self._free(job)
-        return actions
-
-    def _free(self, job: Job) -> None:
-        job.sequence.give_back(self.pool)
-        del self._jobs.by_key[job.sequence.key]
 
     # ---- state for others ------------------------------------------------------------------------
 
@@ -458,7 +274,7 @@ class DecodeScheduler:
             for job in self._jobs
         ]
         entries += self._finished.held()
-        return Held(beat, tuple(entries), self.gauges(), tuple(self.links.values()), self._is_leaving)
+        return Held(beat, tuple(entries), self.gauges(), tuple(self._hand_offs.links.values()), self._is_leaving)
 
     def gauges(self) -> Gauges:
         jobs = list(self._jobs)
@@ -475,7 +291,7 @@ class DecodeScheduler:
             num_parked=0,
             num_queued_tokens=sum(job.sequence.num_missing for job in jobs if job.phase is not Phase.PULLING),
             token_s=self._batch.token_s,
-            num_corrupt=self.num_corrupt,
+            num_corrupt=self._hand_offs.num_corrupt,
         )
 
     def check(self) -> None:

@@ -1,0 +1,43 @@
+"""However a request ends on a decode node: finished, cancelled, failed, or its lease over.
+
+It leaves the table of requests at once; what a step or a copy in flight names is freed when that is over. Owns the
+memory of ended attempts, by which late messages are told. Used by DecodeScheduler and HandOffs.
+"""
+
+from pdserve.cluster.attempts import EndedAttempts
+from pdserve.cluster.messages import Failed, Send, Stage
+from pdserve.core.ids import NodeId
+from pdserve.decode_node.job import Job, Jobs, Phase
+from pdserve.decode_node.reservations import Reservations
+
+
+class Ends:
+    """router: who is told of what failed"""
+
+    def __init__(self, router: NodeId, jobs: Jobs, reservations: Reservations):
+        self.ended = EndedAttempts()
+        self._router = router
+        self._jobs = jobs
+        self._reservations = reservations
+
+    def fail(self, job: Job, reason: str, now: float) -> list[Send]:
+        sequence = job.sequence
+        failed = Failed(sequence.request, sequence.attempt, Stage.HANDOFF, reason)
+        return [Send(self._router, failed), *self.end(job, now)]
+
+    def end(self, job: Job, now: float) -> list[Send]:
+        """Returns the word to the source of a pull that it may let go, too."""
+        sequence = job.sequence
+        self.ended.add(sequence.request, sequence.attempt, now)
+        del self._jobs.by_request[sequence.request]
+        job.cancelled = True
+        self._reservations.leave(job)
+        sends = job.pull.release() if job.phase is Phase.PULLING and job.pull is not None else []
+        self.free_if_idle(job)
+        return sends
+
+    def free_if_idle(self, job: Job) -> None:
+        """Free what a job that has ended still holds, once no step and no copy names it."""
+        if job.sequence.busy == 0:
+            job.sequence.give_back(self._reservations.pool)
+            del self._jobs.by_key[job.sequence.key]
