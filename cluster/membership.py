@@ -9,6 +9,7 @@ compared field by field and refused by name, on both sides. Owns the names of li
 the endpoint. Used by router and nodes.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +19,8 @@ from pdserve.cluster.codec import Envelope
 from pdserve.cluster.endpoint import LinkId
 from pdserve.cluster.messages import Facts, Hello, Message, Refused, Welcome, WrongEpoch
 from pdserve.core.ids import NO_EPOCH, Epoch, NodeId
+
+log = logging.getLogger(__name__)
 
 # A beat later than this means that the whole process was held up: nothing may expire unheard.
 LATE_S = 1.0
@@ -105,6 +108,7 @@ class Doorway:
             return None, None
         refused = self._judge(hello)
         if refused is not None:
+            log.error("%s is refused: %s: %s", hello.node, refused.field, refused.reason)
             self._outbox.send(link, refused, envelope.sender)
             return None, None
         before = self.members.get(hello.node)

@@ -254,8 +254,6 @@ class RouterService:
         for other in self._doorway.members.values():
             if refused is None and other.node != hello.node:
                 refused = disagreement(other.hello.facts, hello.facts)
-        if refused is not None:
-            log.error("%s is refused: %s: %s", hello.node, refused.field, refused.reason)
         return refused
 
     def _welcome(self) -> Welcome:

@@ -104,11 +104,12 @@ def test_frames_for_an_incarnation_before_ours_do_not_count():
     assert doorway.num_stale == 1
 
 
-def test_who_does_not_fit_is_refused_by_name_and_not_let_in():
+def test_who_does_not_fit_is_refused_by_name_and_not_let_in(caplog):
     doorway, outbox = make_doorway()
     assert hello(doorway, message=replace(HELLO, facts=replace(FACTS, checkpoint="other"))) == (None, None)
     (refused,) = outbox.take()
     assert refused.field == "checkpoint"
+    assert "is refused: checkpoint: " in caplog.text
     assert doorway.members == {}
 
 
