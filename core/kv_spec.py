@@ -6,6 +6,12 @@ from dataclasses import dataclass
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 PAGE_BYTES = 4096
+HEADER_BYTES = 64
+
+
+def data_offset(num_blocks: int) -> int:
+    """Bytes of a pool before block 0: its header and the generation of each block, rounded up to whole pages."""
+    return -(-(HEADER_BYTES + 8 * num_blocks) // PAGE_BYTES) * PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,11 @@ class KVSpec:
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def num_blocks_within(self, num_bytes: int) -> int:
+        """Blocks of the largest pool that takes so many bytes, its header included."""
+        most = num_bytes // self.block_bytes
+        return max(0, (num_bytes - data_offset(most)) // self.block_bytes)
 
     def digest(self) -> str:
         text = "|".join(f"{name}={getattr(self, name)}" for name in self.__slots__)

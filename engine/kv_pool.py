@@ -20,16 +20,10 @@ import torch
 
 from pdserve.core.errors import LayoutError
 from pdserve.core.ids import BlockId
-from pdserve.core.kv_spec import PAGE_BYTES, KVSpec
+from pdserve.core.kv_spec import HEADER_BYTES, KVSpec, data_offset
 
 MAGIC = int.from_bytes(b"pdserveK", "little")
 LAYOUT_VERSION = 1
-HEADER_BYTES = 64
-
-
-def data_offset(num_blocks: int) -> int:
-    """Bytes before block 0: the header and the generations, rounded up to whole pages."""
-    return -(-(HEADER_BYTES + 8 * num_blocks) // PAGE_BYTES) * PAGE_BYTES
 
 
 def buffer_bytes(spec: KVSpec, num_blocks: int) -> int:

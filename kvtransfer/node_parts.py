@@ -19,7 +19,7 @@ from pdserve.core.errors import ConfigError
 from pdserve.core.kv_spec import KVSpec
 from pdserve.engine.engine import Engine
 from pdserve.engine.engine_thread import EngineThread
-from pdserve.engine.kv_pool import KVPool, buffer_bytes, data_offset
+from pdserve.engine.kv_pool import KVPool, buffer_bytes
 from pdserve.engine.step_cost import StepCost
 from pdserve.engine.warm_up import warm_up
 from pdserve.kvtransfer.shm import PoolMemory
@@ -116,8 +116,7 @@ def _num_blocks(spec: KVSpec, memory: Memory) -> int:
     kv_memory = memory.kv_memory if memory.kv_memory is not None else default_kv_memory(available)
     if kv_memory > available:
         raise ConfigError(f"--kv-memory {kv_memory} bytes is more than the {available} available here")
-    num_blocks = kv_memory // spec.block_bytes
-    num_blocks = max(0, (kv_memory - data_offset(num_blocks)) // spec.block_bytes)
+    num_blocks = spec.num_blocks_within(kv_memory)
     if num_blocks < 2:
         raise ConfigError(f"--kv-memory {kv_memory} bytes holds {num_blocks} KV blocks of {spec.block_bytes}; 2 needed")
     return num_blocks

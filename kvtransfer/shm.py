@@ -24,8 +24,7 @@ from pdserve.cluster.machine import available_memory_bytes
 from pdserve.cluster.messages import PoolOffer
 from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.ids import Epoch
-from pdserve.core.kv_spec import PAGE_BYTES
-from pdserve.engine.kv_pool import data_offset
+from pdserve.core.kv_spec import PAGE_BYTES, data_offset
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
     up       router and nodes as child processes (up.py)      bench        load test (loadtest/command.py)
     router   this process alone; likewise prefill, decode     config       check or show a configuration
     status   the nodes of a running cluster (status.py)       demo-model   convert the demo model, print its folder
-    keygen   keys for a cluster (keygen.py)
+    keygen   keys for a cluster (keygen.py)                    plan         what a model's KV cache takes (plan.py)
 
 Exit code 2 is a refusal that would happen again: bad flags, configuration or model.
 """
@@ -33,6 +33,7 @@ usage: pdserve COMMAND [options]
   decode      one decode node, or a colocated one with --role both
   bench       load test against any OpenAI-compatible server
   status      the nodes of a running cluster, their pools and links
+  plan        what a model's KV cache takes, and how many requests fit into a size
   config      check a configuration, or show it with --dump
   demo-model  convert the demo model once and print its folder
   keygen      make the keys of a cluster that spans machines
@@ -132,6 +133,12 @@ def _status(line: list[str]) -> int:
     return status.main(line)
 
 
+def _plan(line: list[str]) -> int:
+    from pdserve.launch import plan
+
+    return plan.main(line)
+
+
 def _demo_model(line: list[str]) -> int:
     parser = make_parser("pdserve demo-model", "Convert the demo model once; print its folder.", "pdserve demo-model")
     parser.parse_line(line)
@@ -150,6 +157,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "config": _config,
     "demo-model": _demo_model,
     "keygen": _keygen,
+    "plan": _plan,
     "status": _status,
 }
 
