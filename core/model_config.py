@@ -63,14 +63,15 @@ class ModelConfig:
 class GenerationDefaults:
     """Sampling where a request is silent.
 
-    generation_config.json's temperature, top_k and top_p apply where it names them, else the API's own
-    defaults (temperature 1, no top-k, no top-p). An explicit `do_sample: false` means greedy.
+    generation_config.json's temperature, top_k, top_p and repetition_penalty apply where it names them, else the
+    API's own defaults (temperature 1, the others off). An explicit `do_sample: false` means greedy.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     eos_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
 
 
 def load_model_config(model_dir: Path) -> ModelConfig:
@@ -123,6 +124,7 @@ def load_generation_defaults(model_dir: Path) -> GenerationDefaults:
         top_k=fields.integer("top_k", 0, low=0),
         top_p=fields.number("top_p", 1.0, low=0.0, high=1.0),
         eos_ids=eos_ids,
+        repetition_penalty=fields.number("repetition_penalty", 1.0, low=0.01, high=10.0),
     )
 
 

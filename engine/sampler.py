@@ -5,17 +5,20 @@
     token = argmax over kept ids of logit / T - ln E            Gumbel-max, ties to the lowest id
 
 Nothing of a random state exists between draws, so a sequence continues anywhere from its seed and index.
-Kept ids are those whose logit reaches a cutoff per row: top-k and top-p each give one (ids that tie with
-the last kept one are kept too, so order never matters). Philox: Salmon et al., "Parallel random numbers:
-as easy as 1, 2, 3", SC 2011. Called by Engine.
+Kept ids are those whose logit reaches a cutoff per row: top-k and min-p, then top-p of what they left, each give
+one (ids that tie with the last kept one are kept too, so order never matters). What a request changes about its
+logits before that stands in logit_rules. Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+SC 2011. Called by Engine.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pdserve.core.sampling import SamplingParams
+from pdserve.engine.logit_rules import apply_rules
 from pdserve.engine.step import SampleSpec
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -34,14 +37,12 @@ TOP_P_CANDIDATES = 256
 def draw(logits: Tensor, specs: Sequence[SampleSpec]) -> list[int]:
     """One token id per row.
 
-    logits  [num_sampled, vocab_size] float32; changed in place where min_tokens suppresses stop ids
+    logits  [num_sampled, vocab_size] float32; changed in place as the specs say
     """
     if not specs:
         return []
     for row, spec in enumerate(specs):
-        if spec.output_index < spec.params.min_tokens:
-            stop_ids = [token for token in spec.params.stop_ids if 0 <= token < logits.shape[1]]
-            logits[row].index_fill_(0, torch.tensor(stop_ids, dtype=torch.int64, device=logits.device), float("-inf"))
+        apply_rules(logits[row], spec)
     tokens = logits.argmax(dim=-1)
     random = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
     if random:
@@ -120,6 +121,9 @@ def _cutoffs(scaled: Tensor, params: list[SamplingParams]) -> Tensor:
         last = torch.tensor(list(limits.values()), device=scaled.device)[:, None] - 1
         cutoffs[rows] = largest.gather(1, last)
     for row, param in enumerate(params):
+        if param.min_p > 0.0:
+            # The best value is 0: this is the logarithm of a share of the likeliest id's probability.
+            cutoffs[row].clamp_(min=math.log(param.min_p))
         if param.top_p < 1.0:
             cutoffs[row] = _top_p_cutoff(scaled[row], cutoffs[row], param.top_p)
     return cutoffs.clamp_(min=-REACH)

@@ -159,9 +159,13 @@ class Sequence:
     def row(self, num_tokens: int) -> Row:
         """The next `num_tokens` tokens as a step's row; samples when they are the last ones."""
         end = self.num_computed + num_tokens
-        sample = SampleSpec(self.params, self.num_outputs, self.sample) if end == self.num_tokens else None
+        sample = self._sample_spec() if end == self.num_tokens else None
         tokens = tuple(self.tokens[self.num_computed : end])
         return Row(self.key, tokens, self.num_computed, tuple(self.block_ids), self.num_found, sample)
+
+    def _sample_spec(self) -> SampleSpec:
+        history = tuple(self.tokens) if self.params.has_penalties else ()
+        return SampleSpec(self.params, self.num_outputs, self.sample, history, self.num_prompt)
 
     def name_full_blocks(self, hasher: BlockHasher) -> None:
         """Extend `hashes` over every block that num_computed tokens fill."""

@@ -16,11 +16,14 @@ class SampleSpec:
 
     output_index  how many outputs the sequence has already: the draw's counter, and what min_tokens counts
     sample        which of the n samples of the request this is
+    history       prompt, then outputs, where the params have penalties, else nothing; num_prompt: of the former
     """
 
     params: SamplingParams
     output_index: int
     sample: int = 0
+    history: tuple[int, ...] = ()
+    num_prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pdserve.core.model_config import GenerationDefaults
-from pdserve.core.sampling import SamplingParams
+from pdserve.core.sampling import Bias, SamplingParams
 from pdserve.router.api_error import ApiError, invalid, shown
 from pdserve.router.fields import Fields
 from pdserve.router.generation import ModelCard
@@ -26,6 +26,10 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_IDS = 64
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 10.0
 MAX_INT32 = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
 UINT64_MASK = (1 << 64) - 1
@@ -41,13 +45,8 @@ LATER_FIELDS: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "echo": (False,),
     "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_p": (0,),
     "typical_p": (1,),
-    "logit_bias": ({},),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "use_beam_search": (False,),
@@ -224,8 +223,10 @@ def _parse_max_tokens(fields: Fields) -> int | None:
 def _parse_sampling(fields: Fields, card: ModelCard, defaults: GenerationDefaults) -> SamplingParams:
     temperature = _or(fields.number("temperature", 0.0, 2.0), defaults.temperature)
     top_p = _or(fields.number("top_p", 0.0, 1.0), defaults.top_p)
-    if fields.value("top_p") == 0:
-        raise fields.error("top_p", "a number above 0")
+    repetition_penalty = fields.number("repetition_penalty", 0.0, MAX_REPETITION_PENALTY)
+    for name in ("top_p", "repetition_penalty"):
+        if fields.value(name) == 0:
+            raise fields.error(name, "a number above 0")
     top_k = _or(fields.integer("top_k", -1, MAX_INT32), defaults.top_k)
     seed = fields.integer("seed", -MAX_INT64 - 1, MAX_INT64)
     return SamplingParams(
@@ -233,9 +234,33 @@ def _parse_sampling(fields: Fields, card: ModelCard, defaults: GenerationDefault
         temperature=0.0 if temperature < GREEDY_TEMPERATURE else temperature,
         top_k=0 if top_k >= card.vocab_size else max(top_k, 0),
         top_p=top_p,
+        min_p=_or(fields.number("min_p", 0.0, 1.0), 0.0),
         seed=secrets.randbits(64) if seed is None else seed & UINT64_MASK,
         stop_ids=_parse_stop_ids(fields, card, defaults),
+        presence_penalty=_or(fields.number("presence_penalty", -MAX_PENALTY, MAX_PENALTY), 0.0),
+        frequency_penalty=_or(fields.number("frequency_penalty", -MAX_PENALTY, MAX_PENALTY), 0.0),
+        repetition_penalty=_or(repetition_penalty, defaults.repetition_penalty),
+        logit_bias=_parse_logit_bias(fields, card),
     )
+
+
+def _parse_logit_bias(fields: Fields, card: ModelCard) -> tuple[Bias, ...]:
+    """In the order of ids, so that equal requests are equal."""
+    value = fields.value("logit_bias")
+    if value is None:
+        return ()
+    if not isinstance(value, dict) or len(value) > MAX_BIASES:
+        raise fields.error("logit_bias", f"an object of at most {MAX_BIASES} token ids and numbers")
+    biases = []
+    for text, bias in value.items():
+        field = f"logit_bias[{text[:16]}]"
+        # One spelling an id: "7" and "07" would both name it.
+        if not (text.isascii() and text.isdigit() and str(int(text[:16])) == text and int(text) < card.vocab_size):
+            raise invalid(field, f"a token id from 0 to {card.vocab_size - 1} is needed, not {shown(text)}")
+        if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise invalid(field, f"a number from {-MAX_BIAS:g} to {MAX_BIAS:g} is needed, not {shown(bias)}")
+        biases.append(Bias(int(text), float(bias)))
+    return tuple(sorted(biases, key=lambda bias: bias.token))
 
 
 def _parse_stop_ids(fields: Fields, card: ModelCard, defaults: GenerationDefaults) -> tuple[int, ...]:

@@ -39,10 +39,10 @@ def oracle(model_dir: Path):
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-    known: dict[tuple[int, ...], list[int]] = {}
+    known: dict[tuple[float, ...], list[int]] = {}
 
-    def continuation(prompt: list[int], num_tokens: int = NUM_OUTPUTS) -> list[int]:
-        key = tuple(prompt)
+    def continuation(prompt: list[int], num_tokens: int = NUM_OUTPUTS, repetition_penalty: float = 1.0) -> list[int]:
+        key = (repetition_penalty, *prompt)
         if len(known.get(key, [])) < num_tokens:
             ids = torch.tensor([prompt])
             out = model.generate(
@@ -52,6 +52,7 @@ def oracle(model_dir: Path):
                 min_new_tokens=num_tokens,
                 do_sample=False,
                 pad_token_id=0,
+                repetition_penalty=repetition_penalty,
             )
             known[key] = out[0, len(prompt) :].tolist()
         return known[key][:num_tokens]
@@ -92,6 +93,22 @@ def test_every_length_cold_and_warm_equals_transformers(
         cluster.run()
         assert cluster.results(cold, warm) == [oracle(prompt)] * 2, f"prompt of {num_tokens} tokens"
     cluster.assert_drained()
+
+
+@SPLITS
+def test_penalised_streams_equal_transformers_from_the_first_token_on_whatever_yields_and_dies(
+    model_dir: Path, oracle, num_prefill: int, is_remote: bool
+):
+    """What penalties depend on is rebuilt from the tokens: on the decode node, after preemption, in another attempt."""
+    cluster = make_cluster(model_dir, num_prefill, num_blocks=14, max_step_tokens=32, is_remote=is_remote)
+    prompts = [make_prompt(40 + seed, seed) for seed in range(5)]
+    requests = [cluster.submit(prompt, NUM_OUTPUTS, repetition_penalty=1.5) for prompt in prompts]
+    cluster.run(until=lambda: len(cluster.outcomes[requests[0]].tokens) > 5)
+    cluster.restart(NodeId("D0"))
+    cluster.run()
+    expected = [oracle(prompt, repetition_penalty=1.5) for prompt in prompts]
+    assert expected != [oracle(prompt) for prompt in prompts]
+    assert cluster.results(*requests) == expected
 
 
 @SPLITS

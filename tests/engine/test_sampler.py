@@ -106,6 +106,22 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, vocab_size):
         assert draw_one(logits, spec) == draw_slowly(logits.tolist(), kept, spec)
 
 
+@pytest.mark.parametrize("min_p", [0.02, 0.3, 1.0])
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest(min_p):
+    logits = make_logits(200)
+    probabilities = (logits.double() / 2.0).softmax(0)
+    kept = [token for token in range(200) if probabilities[token] >= min_p * probabilities.max()]
+    for index in range(20):
+        spec = make_spec(output_index=index, min_p=min_p, temperature=2.0)
+        assert draw_one(logits, spec) == draw_slowly(logits.tolist(), kept, spec)
+
+
+def test_top_p_acts_on_what_min_p_left():
+    logits = torch.tensor([2.0, 1.9, 1.8, 1.0])
+    drawn = {draw_one(logits, make_spec(output_index=i, min_p=0.85, top_p=0.5)) for i in range(50)}
+    assert drawn == {0}
+
+
 def test_top_p_of_a_flat_row_looks_past_its_first_candidates():
     drawn = {draw_one(torch.zeros(4000), make_spec(output_index=index, top_p=0.9)) for index in range(50)}
     assert len(drawn) > 40

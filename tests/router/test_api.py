@@ -1,6 +1,7 @@
 import pytest
 
 from pdserve.core.model_config import GenerationDefaults
+from pdserve.core.sampling import Bias
 from pdserve.router.api import HARMLESS_FIELDS, LATER_FIELDS, parse_chat, parse_completion
 from pdserve.router.api_error import ApiError
 from pdserve.router.generation import ModelCard
@@ -240,6 +241,52 @@ def test_an_image_is_refused_and_its_address_not_repeated():
     assert "169.254" not in error.message
 
 
+# Penalties and biases
+
+
+def test_penalties_and_biases_are_taken_as_they_are_given():
+    asked = {"presence_penalty": 0.5, "frequency_penalty": -2, "repetition_penalty": 1.2, "min_p": 0.05}
+    params = completion(logit_bias={"9": -100, "3": 1.5}, **asked).sampling
+    assert {name: getattr(params, name) for name in asked} == asked
+    assert params.logit_bias == (Bias(3, 1.5), Bias(9, -100.0))
+
+
+def test_a_repetition_penalty_of_the_checkpoint_applies_where_the_request_is_silent():
+    defaults = GenerationDefaults(repetition_penalty=1.1)
+    assert completion(defaults=defaults).sampling.repetition_penalty == 1.1
+    assert completion(defaults=defaults, repetition_penalty=1).sampling.repetition_penalty == 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 10.5),
+        ("min_p", 1.1),
+        ("min_p", "0.1"),
+        ("presence_penalty", True),
+        ("logit_bias", [1]),
+        ("logit_bias", {str(i): 0 for i in range(1025)}),
+    ],
+)
+def test_a_penalty_out_of_range_is_400_naming_the_field(field, value):
+    error = refusal(completion, **{field: value})
+    assert (error.status, error.param) == (400, field)
+
+
+@pytest.mark.parametrize("key", ["-1", "07", "x", "", "١", str(CARD.vocab_size), "1" * 30, "1.0", " 1"])
+def test_a_bias_for_what_is_no_token_id_is_400_naming_it(key):
+    error = refusal(completion, logit_bias={key: 1})
+    assert (error.status, error.param) == (400, f"logit_bias[{key[:16]}]")
+
+
+@pytest.mark.parametrize("bias", [101, -100.5, True, "1", None, 10**400])
+def test_a_bias_that_is_no_number_in_range_is_400_naming_its_token(bias):
+    assert refusal(completion, logit_bias={"5": bias}).param == "logit_bias[5]"
+
+
 # Fields that come later, and fields that never will
 
 
@@ -256,14 +303,14 @@ def test_a_field_that_is_not_supported_passes_when_it_asks_for_nothing_and_is_re
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("n", True), ("n", 10**9), ("presence_penalty", False), ("echo", 0), ("logprobs", 0)]
+    ("field", "value"), [("n", True), ("n", 10**9), ("typical_p", True), ("echo", 0), ("logprobs", 0)]
 )
 def test_a_neutral_value_of_another_type_is_not_neutral(field, value):
     assert refusal(completion, **{field: value}).param == field
 
 
 def test_numbers_are_neutral_in_either_spelling():
-    completion(n=1, presence_penalty=0.0, frequency_penalty=0, repetition_penalty=1.0)
+    completion(n=1, typical_p=1.0, length_penalty=1.0)
 
 
 def test_fields_without_effect_on_the_answer_pass():
