@@ -21,6 +21,7 @@ from pdserve.engine.llama import Llama, load_llama
 from pdserve.engine.sampler import draw
 from pdserve.engine.step import Seal, StepPlan, StepResult
 from pdserve.engine.weights import WeightReader
+from pdserve.kernels.draw import load_draw
 
 Progress = Callable[[str, float], None]
 
@@ -34,6 +35,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.model = model
         self._device = torch.device(device)
+        self._draw_rows = load_draw() if device == "cpu" else None
         self._pool: KVPool | None = None
         self._layer_kvs: list[torch.Tensor] = []
 
@@ -104,7 +106,7 @@ class Engine:
         check_rows(plan.rows, pool.spec, pool.num_blocks, self.config.vocab_size)
         batch = build_batch(plan.rows, pool.spec, self._device, self.model.min_rows)
         logits = self.model.forward(batch, self._layer_kvs)
-        drawn = draw(logits, [row.sample for row in batch.sampled_rows if row.sample is not None])
+        drawn = draw(logits, [row.sample for row in batch.sampled_rows if row.sample is not None], self._draw_rows)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return {row.key: token for row, token in zip(batch.sampled_rows, drawn, strict=True)}

@@ -8,7 +8,7 @@ Nothing of a random state exists between draws, so a sequence continues anywhere
 Kept ids are those whose logit reaches a cutoff per row: top-k and min-p, then top-p of what they left, each give
 one (ids that tie with the last kept one are kept too, so order never matters). What a request changes about its
 logits before that stands in logit_rules. Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011. Called by Engine.
+SC 2011. On a CPU the draw itself is kernels/draw.py, which looks only at ids that could win. Called by Engine.
 """
 
 import math
@@ -20,6 +20,7 @@ from torch import Tensor
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.logit_rules import apply_rules
 from pdserve.engine.step import SampleSpec
+from pdserve.kernels.draw import DrawRows
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -34,10 +35,11 @@ REACH = 26.1
 TOP_P_CANDIDATES = 256
 
 
-def draw(logits: Tensor, specs: Sequence[SampleSpec]) -> list[int]:
+def draw(logits: Tensor, specs: Sequence[SampleSpec], draw_rows: DrawRows | None = None) -> list[int]:
     """One token id per row.
 
-    logits  [num_sampled, vocab_size] float32; changed in place as the specs say
+    logits     [num_sampled, vocab_size] float32; changed in place as the specs say
+    draw_rows  draws rows that have a temperature (kernels/draw.py); without it torch does, on any device
     """
     if not specs:
         return []
@@ -47,7 +49,7 @@ def draw(logits: Tensor, specs: Sequence[SampleSpec]) -> list[int]:
     random = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
     if random:
         rows = torch.tensor(random, device=logits.device)
-        tokens[rows] = _draw_random(logits.index_select(0, rows), [specs[row] for row in random])
+        tokens[rows] = _draw_random(logits.index_select(0, rows), [specs[row] for row in random], draw_rows)
     return tokens.tolist()
 
 
@@ -63,14 +65,39 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Te
     return c0, c1, c2, c3
 
 
-def _draw_random(logits: Tensor, specs: list[SampleSpec]) -> Tensor:
+def _draw_random(logits: Tensor, specs: list[SampleSpec], draw_rows: DrawRows | None) -> Tensor:
     """[num_rows] int64 token ids of rows with a temperature; logits [num_rows, vocab_size]."""
     device = logits.device
-    num_rows, vocab_size = logits.shape
-    temperature = _column([spec.params.temperature for spec in specs], torch.float64, device)
-    # Measured from the row's best logit, a tiny temperature makes the others -inf and never inf - inf.
-    scaled = (logits.double() - logits.amax(dim=1, keepdim=True).double()) / temperature
-    scaled[scaled < _cutoffs(scaled, [spec.params for spec in specs])] = float("-inf")
+    params = [spec.params for spec in specs]
+    temperature = _column([param.temperature for param in params], torch.float64, device)
+    if draw_rows is not None:
+        words = torch.cat(_words(specs, device), dim=1).to(torch.uint32)
+        return draw_rows(logits.contiguous(), words, temperature, _cutoffs_of_limited(logits, temperature, params))
+    scaled = _scaled(logits, temperature)
+    scaled[scaled < _cutoffs(scaled, params)] = float("-inf")
+    return _draw_scaled(scaled, specs)
+
+
+def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Measured from the row's best logit, a tiny temperature makes the others -inf and never inf - inf."""
+    return (logits.double() - logits.amax(dim=1, keepdim=True).double()) / temperature
+
+
+def _cutoffs_of_limited(logits: Tensor, temperature: Tensor, params: list[SamplingParams]) -> Tensor:
+    """[num_rows] cutoffs; most rows have no limit and cost nothing here."""
+    cutoffs = torch.full((len(params),), -REACH, dtype=torch.float64, device=logits.device)
+    limited = [row for row, param in enumerate(params) if param.top_k or param.top_p < 1.0 or param.min_p]
+    if limited:
+        rows = torch.tensor(limited, device=logits.device)
+        scaled = _scaled(logits.index_select(0, rows), temperature.index_select(0, rows))
+        cutoffs[rows] = _cutoffs(scaled, [params[row] for row in limited])[:, 0]
+    return cutoffs
+
+
+def _draw_scaled(scaled: Tensor, specs: list[SampleSpec]) -> Tensor:
+    """The formula in torch, for any device. scaled [num_rows, vocab_size] float64, -inf where an id is not kept."""
+    device = scaled.device
+    num_rows, vocab_size = scaled.shape
     # Words of one counter serve four neighbouring ids: a row of quads is what one philox call draws for.
     quads = torch.nn.functional.pad(scaled, (0, -vocab_size % 4), value=float("-inf")).view(num_rows, -1, 4)
     kept = (quads > float("-inf")).any(dim=-1)

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from pdserve.core.sampling import SamplingParams
-from pdserve.engine.sampler import draw, philox
+from pdserve.engine import sampler
+from pdserve.engine.sampler import philox
 from pdserve.engine.step import SampleSpec
+from pdserve.kernels.draw import DrawRows, load_draw
 
 # Published known answers of philox4x32-10: counter, key, output.
 KNOWN_ANSWERS = [
@@ -20,6 +22,22 @@ KNOWN_ANSWERS = [
         [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
     ),
 ]
+
+
+@pytest.fixture(autouse=True, params=["torch", "native"])
+def draw_rows(request: pytest.FixtureRequest) -> None:
+    """Every test draws in torch, then in C++."""
+    global way
+    way = None if request.param == "torch" else load_draw()
+    if request.param == "native" and way is None:
+        pytest.skip("no compiler for the C++ kernels")
+
+
+way: DrawRows | None = None
+
+
+def draw(logits: torch.Tensor, specs: list[SampleSpec]) -> list[int]:
+    return sampler.draw(logits, specs, way)
 
 
 def make_spec(output_index: int = 0, sample: int = 0, **params) -> SampleSpec:
@@ -200,3 +218,15 @@ def test_logits_that_are_not_numbers_still_give_an_id_of_the_vocabulary():
     logits = torch.full((3, 10), float("nan"))
     tokens = draw(logits, [make_spec(temperature=0.0), make_spec(), make_spec(top_k=3, top_p=0.5)])
     assert all(0 <= token < 10 for token in tokens)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 15, 16, 17, 63, 64, 65, 1003, 49152])
+def test_both_ways_draw_the_same_ids(vocab_size: int):
+    rows, params = 40, [{}, {"temperature": 0.05}, {"temperature": 2.0}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.1}]
+    logits = torch.stack(
+        [make_logits(vocab_size, seed=row, scale=[0.0, 1.0, 5.0, 40.0][row % 4]) for row in range(rows)]
+    )
+    specs = [
+        make_spec(output_index=row, sample=row % 3, seed=row**9, **params[row % len(params)]) for row in range(rows)
+    ]
+    assert draw(logits.clone(), specs) == sampler.draw(logits.clone(), specs)

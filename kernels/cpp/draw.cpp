@@ -1,0 +1,144 @@
+// Draws one token a row by the formula of engine/sampler.py, looking closely only at ids that could win.
+//
+// An id wins when scaled - ln E is largest, E = -log1p(-u) and u = (bits + 0.5) * 2^-32. Since E >= u, an id can beat
+// the best score so far only if u < exp(scaled - best): one exponential in fp32, widened by more than its error, sorts
+// out all but a few ids, and those are computed in double. So every row costs its random numbers (philox4x32-10, 64
+// ids at a time) and little else.
+
+#include <cmath>
+
+#include "vector.h"
+
+namespace {
+
+typedef uint64_t Longs __attribute__((vector_size(64)));
+
+constexpr uint32_t MULTIPLIERS[2] = {0xD2511F53u, 0xCD9E8D57u};
+constexpr uint32_t KEY_STEPS[2] = {0x9E3779B9u, 0xBB67AE85u};
+constexpr int ROUNDS = 10;
+constexpr double UNIT = 1.0 / 4294967296.0;
+// The relative error of the bound is below 2e-5: of the exponential, and of a scaled logit of at most 87.
+constexpr float WIDER = 1.001f;
+
+// High and low words of x * multiplier, lane by lane.
+INLINE void multiply(Bits x, uint32_t multiplier, Bits& high, Bits& low) {
+    const Longs mask = Longs{} + 0xffffffffull, factor = Longs{} + multiplier;
+#ifdef __AVX512F__
+    const Longs even = (Longs)_mm512_mul_epu32((__m512i)x, (__m512i)factor);
+    const Longs odd = (Longs)_mm512_mul_epu32(_mm512_srli_epi64((__m512i)x, 32), (__m512i)factor);
+#else
+    const Longs even = ((Longs)x & mask) * factor;
+    const Longs odd = ((Longs)x >> 32) * factor;
+#endif
+    high = (Bits)((even >> 32) | (odd & ~mask));
+    low = (Bits)((even & mask) | (odd << 32));
+}
+
+// The four words of 16 neighbouring counters, quad by quad: words[i] are those of quads 4 i to 4 i + 3.
+INLINE void philox(uint32_t first, const uint32_t* key, Bits words[4]) {
+    Bits c0 = Bits{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + first;
+    Bits c1 = Bits{} + key[0], c2 = Bits{} + key[1], c3 = Bits{};
+    uint32_t k0 = key[2], k1 = key[3];
+    for (int round = 0; round < ROUNDS; ++round) {
+        Bits high0, low0, high1, low1;
+        multiply(c0, MULTIPLIERS[0], high0, low0);
+        multiply(c2, MULTIPLIERS[1], high1, low1);
+        c0 = high1 ^ c1 ^ k0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += KEY_STEPS[0];
+        k1 += KEY_STEPS[1];
+    }
+    const Ints low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    const Ints high = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const Bits even[2] = {__builtin_shuffle(c0, c2, low), __builtin_shuffle(c0, c2, high)};
+    const Bits odd[2] = {__builtin_shuffle(c1, c3, low), __builtin_shuffle(c1, c3, high)};
+    for (int half = 0; half < 2; ++half) {
+        words[2 * half] = __builtin_shuffle(even[half], odd[half], low);
+        words[2 * half + 1] = __builtin_shuffle(even[half], odd[half], high);
+    }
+}
+
+INLINE bool any(Ints mask) {
+#ifdef __AVX512F__
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    int32_t all = 0;
+    for (int64_t lane = 0; lane < LANES; ++lane) all |= mask[lane];
+    return all != 0;
+#endif
+}
+
+// Lanes beyond the end are minus infinity.
+INLINE Floats part_of(const float* from, int64_t start, int64_t count) {
+    return count - start < LANES ? load_first(from + start, count - start, MINUS_INFINITY) : load(from + start);
+}
+
+struct Row {
+    const float* logits;
+    double best_logit, temperature, cutoff;
+    double score = -std::numeric_limits<double>::infinity();
+    int64_t token = 0;
+
+    // Looks at one id exactly; the lowest of equal ones stays.
+    void consider(int64_t id, uint32_t bits) {
+        const double scaled = (double(logits[id]) - best_logit) / temperature;
+        if (!(scaled >= cutoff)) return;
+        const double found = scaled - std::log(-std::log1p(-(bits + 0.5) * UNIT));
+        if (found > score || (found == score && id < token)) {
+            score = found;
+            token = id;
+        }
+    }
+};
+
+// NaNs are no largest; 0 when there is nothing else.
+int64_t first_largest(const float* logits, int64_t count) {
+    Floats best = splat(MINUS_INFINITY);
+    for (int64_t start = 0; start < count; start += LANES)
+        best = maximum(part_of(logits, start, count), best);
+    const float wanted = largest(best);
+    for (int64_t start = 0; start < count; start += LANES) {
+        const Ints is_wanted = part_of(logits, start, count) == splat(wanted);
+        for (int64_t lane = 0; any(is_wanted) && lane < LANES; ++lane)
+            if (is_wanted[lane] && start + lane < count) return start + lane;
+    }
+    return 0;
+}
+
+// words: output index, sample, low and high half of the seed
+int64_t draw_row(const float* logits, int64_t vocab_size, const uint32_t* words, double temperature, double cutoff) {
+    const int64_t likeliest = first_largest(logits, vocab_size);
+    Row row{logits, logits[likeliest], temperature, cutoff};
+    row.token = likeliest;
+    Bits bits[4];
+    philox(uint32_t(likeliest / 4), words, bits);
+    row.consider(likeliest, bits[0][likeliest % 4]);
+    // Finite, or a tie with the best logit would be 0 times infinity.
+    const float most = std::numeric_limits<float>::max();
+    const Floats scale = splat(temperature * most < 1.0 ? most : float(1.0 / temperature));
+    const Floats best_logit = splat(float(row.best_logit));
+    for (int64_t start = 0; start < vocab_size; start += 4 * LANES) {
+        philox(uint32_t(start / 4), words, bits);
+        for (int64_t part = 0; part < 4; ++part) {
+            const int64_t first = start + part * LANES;
+            if (first >= vocab_size) break;
+            const Floats above = (part_of(logits, first, vocab_size) - best_logit) * scale - float(row.score);
+            const Floats bound = exp_nonpositive(above > Floats{} ? Floats{} : above) * (4294967296.0f * WIDER) + 1.0f;
+            const Ints may_win = __builtin_convertvector(bits[part], Floats) <= bound;
+            if (!any(may_win)) continue;
+            for (int64_t lane = 0; lane < LANES && first + lane < vocab_size; ++lane)
+                if (may_win[lane]) row.consider(first + lane, bits[part][lane]);
+        }
+    }
+    return row.token;
+}
+
+}  // namespace
+
+extern "C" void draw_rows(const float* logits, int64_t num_rows, int64_t vocab_size, const uint32_t* words,
+                          const double* temperatures, const double* cutoffs, int64_t* tokens) {
+    for (int64_t row = 0; row < num_rows; ++row)
+        tokens[row] = draw_row(logits + row * vocab_size, vocab_size, words + 4 * row, temperatures[row], cutoffs[row]);
+}
