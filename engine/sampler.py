@@ -72,7 +72,9 @@ def _draw_random(logits: Tensor, specs: list[SampleSpec], draw_rows: DrawRows | 
     temperature = _column([param.temperature for param in params], torch.float64, device)
     if draw_rows is not None:
         words = torch.cat(_words(specs, device), dim=1).to(torch.uint32)
-        return draw_rows(logits.contiguous(), words, temperature, _cutoffs_of_limited(logits, temperature, params))
+        top_k = torch.tensor([param.top_k for param in params])
+        top_p, min_p = torch.tensor([[p.top_p for p in params], [p.min_p for p in params]], dtype=torch.float64)
+        return draw_rows(logits.contiguous(), words, temperature, top_k, top_p, min_p)
     scaled = _scaled(logits, temperature)
     scaled[scaled < _cutoffs(scaled, params)] = float("-inf")
     return _draw_scaled(scaled, specs)
@@ -81,17 +83,6 @@ def _draw_random(logits: Tensor, specs: list[SampleSpec], draw_rows: DrawRows | 
 def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
     """Measured from the row's best logit, a tiny temperature makes the others -inf and never inf - inf."""
     return (logits.double() - logits.amax(dim=1, keepdim=True).double()) / temperature
-
-
-def _cutoffs_of_limited(logits: Tensor, temperature: Tensor, params: list[SamplingParams]) -> Tensor:
-    """[num_rows] cutoffs; most rows have no limit and cost nothing here."""
-    cutoffs = torch.full((len(params),), -REACH, dtype=torch.float64, device=logits.device)
-    limited = [row for row, param in enumerate(params) if param.top_k or param.top_p < 1.0 or param.min_p]
-    if limited:
-        rows = torch.tensor(limited, device=logits.device)
-        scaled = _scaled(logits.index_select(0, rows), temperature.index_select(0, rows))
-        cutoffs[rows] = _cutoffs(scaled, [params[row] for row in limited])[:, 0]
-    return cutoffs
 
 
 def _draw_scaled(scaled: Tensor, specs: list[SampleSpec]) -> Tensor:

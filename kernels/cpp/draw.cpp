@@ -3,9 +3,12 @@
 // An id wins when scaled - ln E is largest, E = -log1p(-u) and u = (bits + 0.5) * 2^-32. Since E >= u, an id can beat
 // the best score so far only if u < exp(scaled - best): one exponential in fp32, widened by more than its error, sorts
 // out all but a few ids, and those are computed in double. So every row costs its random numbers (philox4x32-10, 64
-// ids at a time) and little else.
+// ids at a time) and little else. The limits top-k, min-p and top-p are found without a sort: ids are counted and
+// weighed by buckets of their value, and only the bucket that a limit falls into is looked at one by one.
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "vector.h"
 
@@ -19,6 +22,16 @@ constexpr int ROUNDS = 10;
 constexpr double UNIT = 1.0 / 4294967296.0;
 // The relative error of the bound is below 2e-5: of the exponential, and of a scaled logit of at most 87.
 constexpr float WIDER = 1.001f;
+// As in engine/sampler.py: an id further than this below the best can never be drawn.
+constexpr double REACH = 26.1;
+constexpr int64_t BUCKETS = 1024;
+// How far a scaled logit in fp32 may be off: 2^-24 of REACH, a few times.
+constexpr float SLACK = 1e-4f;
+
+struct Limits {
+    int64_t top_k;
+    double top_p, min_p;
+};
 
 // High and low words of x * multiplier, lane by lane.
 INLINE void multiply(Bits x, uint32_t multiplier, Bits& high, Bits& low) {
@@ -75,15 +88,114 @@ INLINE Floats part_of(const float* from, int64_t start, int64_t count) {
     return count - start < LANES ? load_first(from + start, count - start, MINUS_INFINITY) : load(from + start);
 }
 
-struct Row {
+// A row's logits measured from the best one, in fp32 to sort most ids out, in double where it matters.
+struct Scaled {
     const float* logits;
-    double best_logit, temperature, cutoff;
+    int64_t vocab_size;
+    double best_logit, temperature;
+    Floats best_in_lanes, scale;
+
+    Scaled(const float* logits, int64_t vocab_size, double best_logit, double temperature)
+        : logits(logits), vocab_size(vocab_size), best_logit(best_logit), temperature(temperature) {
+        // Finite, or a tie with the best logit would be 0 times infinity.
+        const float most = std::numeric_limits<float>::max();
+        scale = splat(temperature * most < 1.0 ? most : float(1.0 / temperature));
+        best_in_lanes = splat(float(best_logit));
+    }
+
+    double exactly(int64_t id) const { return (double(logits[id]) - best_logit) / temperature; }
+
+    INLINE Floats near(int64_t start) const {
+        return (part_of(logits, start, vocab_size) - best_in_lanes) * scale;
+    }
+
+    // Calls visit(id, value in fp32, its bucket) for each id whose exact value is at least `low`.
+    template <typename Visit>
+    void each(double low, Visit visit) const {
+        const Floats floor = splat(float(low) - SLACK);
+        for (int64_t start = 0; start < vocab_size; start += LANES) {
+            const Floats values = near(start);
+            const Ints is_kept = values >= floor;
+            if (!any(is_kept)) continue;
+            const Floats zero = {};
+            const Floats below = (values > zero ? zero : values) * -float(BUCKETS / (REACH + 1.0));
+            const Ints buckets = __builtin_convertvector(is_kept ? below : zero, Ints);
+            for (int64_t lane = 0; lane < LANES && start + lane < vocab_size; ++lane) {
+                if (!is_kept[lane]) continue;
+                if (values[lane] < float(low) + SLACK && exactly(start + lane) < low) continue;
+                visit(start + lane, values[lane], buckets[lane]);
+            }
+        }
+    }
+
+    // Exact values of one bucket's ids that are at least `low`, the largest first.
+    std::vector<double> bucket(int64_t wanted, double low) const {
+        std::vector<double> found;
+        each(low, [&](int64_t id, float, int32_t bucket) {
+            if (bucket == wanted) found.push_back(exactly(id));
+        });
+        std::sort(found.begin(), found.end(), std::greater<double>());
+        return found;
+    }
+
+    // The lowest value that may be drawn.
+    double cutoff(Limits limits) const {
+        double low = -REACH;
+        if (limits.min_p > 0) low = std::max(low, std::log(limits.min_p));
+        const bool has_top_k = limits.top_k > 0 && limits.top_k < vocab_size, has_top_p = limits.top_p < 1.0;
+        if (!has_top_k && !has_top_p) return low;
+        std::vector<int64_t> counts(BUCKETS);
+        std::vector<double> weights(BUCKETS);
+        each(low, [&](int64_t, float value, int32_t bucket) {
+            ++counts[bucket];
+            weights[bucket] += std::exp(value);
+        });
+        if (has_top_k) low = std::max(low, lowest_of_top_k(limits.top_k, low, counts, weights));
+        if (has_top_p) low = std::max(low, lowest_of_top_p(limits.top_p, low, weights));
+        return low;
+    }
+
+    // Buckets below the limit weigh nothing afterwards.
+    double lowest_of_top_k(int64_t top_k, double low, const std::vector<int64_t>& counts,
+                           std::vector<double>& weights) const {
+        int64_t before = 0;
+        for (int64_t at = 0; at < BUCKETS; before += counts[at++]) {
+            if (before + counts[at] < top_k) continue;
+            const std::vector<double> values = bucket(at, low);
+            const double last = values[top_k - before - 1];
+            std::fill(weights.begin() + at, weights.end(), 0.0);
+            for (double value : values)
+                if (value >= last) weights[at] += std::exp(value);
+            return last;
+        }
+        return low;  // fewer than k can be drawn at all
+    }
+
+    double lowest_of_top_p(double top_p, double low, const std::vector<double>& weights) const {
+        double total = 0;
+        for (double weight : weights) total += weight;
+        double before = 0;
+        for (int64_t at = 0; at < BUCKETS; before += weights[at++]) {
+            if (weights[at] == 0 || before + weights[at] < total * top_p) continue;
+            const std::vector<double> values = bucket(at, low);
+            size_t num_kept = 0;
+            do before += std::exp(values[num_kept++]);
+            while (num_kept < values.size() && before < total * top_p);
+            return values[num_kept - 1];
+        }
+        return low;
+    }
+};
+
+struct Row {
+    const Scaled& values;
+    double cutoff;
     double score = -std::numeric_limits<double>::infinity();
     int64_t token = 0;
 
     // Looks at one id exactly; the lowest of equal ones stays.
     void consider(int64_t id, uint32_t bits) {
-        const double scaled = (double(logits[id]) - best_logit) / temperature;
+        const double scaled = values.exactly(id);
         if (!(scaled >= cutoff)) return;
         const double found = scaled - std::log(-std::log1p(-(bits + 0.5) * UNIT));
         if (found > score || (found == score && id < token)) {
@@ -108,23 +220,20 @@ int64_t first_largest(const float* logits, int64_t count) {
 }
 
 // words: output index, sample, low and high half of the seed
-int64_t draw_row(const float* logits, int64_t vocab_size, const uint32_t* words, double temperature, double cutoff) {
+int64_t draw_row(const float* logits, int64_t vocab_size, const uint32_t* words, double temperature, Limits limits) {
     const int64_t likeliest = first_largest(logits, vocab_size);
-    Row row{logits, logits[likeliest], temperature, cutoff};
+    const Scaled values(logits, vocab_size, logits[likeliest], temperature);
+    Row row{values, values.cutoff(limits)};
     row.token = likeliest;
     Bits bits[4];
     philox(uint32_t(likeliest / 4), words, bits);
     row.consider(likeliest, bits[0][likeliest % 4]);
-    // Finite, or a tie with the best logit would be 0 times infinity.
-    const float most = std::numeric_limits<float>::max();
-    const Floats scale = splat(temperature * most < 1.0 ? most : float(1.0 / temperature));
-    const Floats best_logit = splat(float(row.best_logit));
     for (int64_t start = 0; start < vocab_size; start += 4 * LANES) {
         philox(uint32_t(start / 4), words, bits);
         for (int64_t part = 0; part < 4; ++part) {
             const int64_t first = start + part * LANES;
             if (first >= vocab_size) break;
-            const Floats above = (part_of(logits, first, vocab_size) - best_logit) * scale - float(row.score);
+            const Floats above = values.near(first) - float(row.score);
             const Floats bound = exp_nonpositive(above > Floats{} ? Floats{} : above) * (4294967296.0f * WIDER) + 1.0f;
             const Ints may_win = __builtin_convertvector(bits[part], Floats) <= bound;
             if (!any(may_win)) continue;
@@ -138,7 +247,9 @@ int64_t draw_row(const float* logits, int64_t vocab_size, const uint32_t* words,
 }  // namespace
 
 extern "C" void draw_rows(const float* logits, int64_t num_rows, int64_t vocab_size, const uint32_t* words,
-                          const double* temperatures, const double* cutoffs, int64_t* tokens) {
+                          const double* temperatures, const int64_t* top_k, const double* top_p, const double* min_p,
+                          int64_t* tokens) {
     for (int64_t row = 0; row < num_rows; ++row)
-        tokens[row] = draw_row(logits + row * vocab_size, vocab_size, words + 4 * row, temperatures[row], cutoffs[row]);
+        tokens[row] = draw_row(logits + row * vocab_size, vocab_size, words + 4 * row, temperatures[row],
+                               Limits{top_k[row], top_p[row], min_p[row]});
 }
