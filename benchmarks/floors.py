@@ -1,8 +1,8 @@
 """What one step costs on this machine, and what its parts cost alone: python benchmarks/floors.py MODEL_DIR.
 
 Prints medians and minima of repeated runs: the GEMM peak, the model's packed linears alone at several numbers
-of rows, a whole-prompt prefill, and a decode step at several batch sizes. What a step takes beyond its linears
-is attention, norms and Python.
+of rows, a whole-prompt prefill, a decode step at several batch sizes, and drawing tokens from the logits. What a
+greedy step takes beyond its linears is attention, norms and Python.
 """
 
 import argparse
@@ -18,10 +18,18 @@ from pdserve.core.sampling import SamplingParams
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv_pool import KVPool, buffer_bytes
 from pdserve.engine.linear import Linear
+from pdserve.engine.sampler import draw
 from pdserve.engine.step import Row, SampleSpec, StepPlan
+from pdserve.kernels.draw import load_draw
 
 LINEAR_ROWS = (1, 4, 16, 64, 512)
 DECODE_ROWS = (1, 4, 8, 16)
+DRAWS = {
+    "greedy": SamplingParams(),
+    "temperature 1": SamplingParams(temperature=1.0, seed=1),
+    "temperature 0.7, top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9, seed=1),
+    "temperature 0.7, top-k 50": SamplingParams(temperature=0.7, top_k=50, seed=1),
+}
 BLOCK_SIZE = 32
 
 
@@ -47,6 +55,9 @@ def main() -> None:
     prefill(engine, options.context, options.seconds)
     for num_rows in DECODE_ROWS:
         decode(engine, num_rows, options.context, options.seconds)
+    for name, sampling in DRAWS.items():
+        for num_rows in (1, 16):
+            drawing(engine.config.vocab_size, num_rows, name, sampling, options.seconds)
 
 
 def report(name: str, run: Callable[[], object], seconds: float) -> float:
@@ -113,6 +124,13 @@ def prefill(engine: Engine, context: int, seconds: float) -> None:
 def decode(engine: Engine, num_rows: int, context: int, seconds: float) -> None:
     plan = StepPlan(0, tuple(make_row(key, 1, context) for key in range(num_rows)))
     report(f"decode step, {num_rows} x {context} tokens", lambda: engine.step(plan), seconds)
+
+
+def drawing(vocab_size: int, num_rows: int, name: str, sampling: SamplingParams, seconds: float) -> None:
+    """Logits spread as those of a language model are, by about 3."""
+    logits = torch.randn(num_rows, vocab_size) * 3
+    specs = [SampleSpec(sampling, 0) for _ in range(num_rows)]
+    report(f"draw {num_rows}, {name}", lambda: draw(logits, specs, load_draw()), seconds / 4)
 
 
 if __name__ == "__main__":
