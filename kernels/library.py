@@ -8,6 +8,7 @@ Called by kernels/cpu.py.
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import stat
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 COMPILER = "g++"
 FLAGS = ("-O3", "-march=native", "-std=gnu++17", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC")
@@ -81,6 +84,7 @@ def _cpu_features() -> str:
 
 
 def _compile(sources: list[Path], target: Path) -> None:
+    log.info("compiling kernels for this CPU, once: some seconds")
     descriptor, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(descriptor)
     try:

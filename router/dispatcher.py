@@ -159,6 +159,8 @@ class Dispatcher:
 
     def readiness(self) -> tuple[bool, str]:
         """Whether a new request would be served now, and why not in one line."""
+        if not self._staying():
+            return False, "no node has joined"
         decoders = [node for node in self._staying() if node.role in (Role.DECODE, Role.BOTH)]
         if any(node.role is Role.BOTH for node in decoders):
             return True, "ready"

@@ -259,7 +259,7 @@ def test_colocated_nodes_take_whole_requests():
 
 def test_readiness_names_what_is_missing():
     dispatcher = Dispatcher()
-    assert dispatcher.readiness() == (False, "no prefill node has joined")
+    assert dispatcher.readiness() == (False, "no node has joined")
     join(dispatcher, "P0", Role.PREFILL)
     assert dispatcher.readiness() == (False, "no decode node has joined")
     join(dispatcher, "D0", Role.DECODE)
