@@ -8,9 +8,7 @@ node had all of them verified. One server runs at a time. Keep the machine quiet
 
 import argparse
 import json
-import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -18,13 +16,13 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from reference import STOP_TIMEOUT_S, wait_until_served
+from reference import running, wait_until_served
 
 from pdserve.cluster.machine import current_cores, split_cores
 from pdserve.core.ids import BlockHash, BlockId
@@ -208,22 +206,6 @@ def keys_in(folder: Path) -> list[str]:
 
 def pdserve() -> list[str]:
     return [sys.executable, "-m", "pdserve.launch.cli"]
-
-
-@contextmanager
-def running(command: list[str], log: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        yield process
-    finally:
-        # A process that ended by itself may have left a group, or nothing.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def free_port() -> int:

@@ -21,6 +21,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -67,18 +69,24 @@ def run_point(server: Server, rate: str, seed: str, num_requests: int, out: Path
     file = out / f"{server.name}-{rate}-{seed}.json"
     point = ["--rate", rate, "--seed", seed, "--num-requests", str(num_requests), "--json", str(file)]
     print(f"{server.name}, {rate}/s, seed {seed}", file=sys.stderr, flush=True)
-    with file.with_suffix(".log").open("w") as log:
-        process = subprocess.Popen(server.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    with file.with_suffix(".log").open("w") as log, running(server.command, log) as process:
+        wait_until_served(server.url, process)
+        subprocess.run([*bench, "--url", server.url, *point], check=False, stdout=subprocess.DEVNULL)
+
+
+@contextmanager
+def running(command: Sequence[str], log: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A server for as long as it is looked at; ended with all that it has started."""
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
         try:
-            wait_until_served(server.url, process)
-            subprocess.run([*bench, "--url", server.url, *point], check=False, stdout=subprocess.DEVNULL)
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def wait_until_served(url: str, process: subprocess.Popen[bytes]) -> None:
