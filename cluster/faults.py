@@ -14,6 +14,7 @@ import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from pdserve.cluster.codec import Envelope
 from pdserve.cluster.config import Trials
@@ -37,18 +38,10 @@ class Faults:
             given = ", ".join(map(str, trials.fault or ())) or "none given"
             log.warning("FAULTS ARE ENABLED (--enable-faults on): this node harms itself as told: %s", given)
 
-    def endpoint(
-        self,
-        epoch: Epoch,
-        on_message: Callable[[LinkId, Envelope], None],
-        on_lost: Callable[[LinkId], None],
-        on_writable: Callable[[LinkId], None] | None = None,
-        keys: ClusterKeys | None = None,
-    ) -> Endpoint:
-        """The node's endpoint; an ordinary one when no faults are enabled."""
-        if not self._is_enabled:
-            return Endpoint(epoch, on_message, on_lost, on_writable, keys)
-        return FaultyEndpoint(self, epoch, on_message, on_lost, on_writable, keys)
+    @property
+    def make_endpoint(self) -> Callable[..., Endpoint]:
+        """What makes the node's endpoint; an ordinary one when no faults are enabled."""
+        return partial(FaultyEndpoint, self) if self._is_enabled else Endpoint
 
     def reach(self, step: str) -> None:
         """The node has reached a step that is no message."""
@@ -71,8 +64,8 @@ class FaultyEndpoint(Endpoint):
         epoch: Epoch,
         on_message: Callable[[LinkId, Envelope], None],
         on_lost: Callable[[LinkId], None],
-        on_writable: Callable[[LinkId], None] | None,
-        keys: ClusterKeys | None,
+        on_writable: Callable[[LinkId], None] | None = None,
+        keys: ClusterKeys | None = None,
     ):
         super().__init__(epoch, self._meet, on_lost, on_writable, keys)
         self._faults = faults

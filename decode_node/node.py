@@ -123,7 +123,7 @@ class DecodeNode:
         hello = Hello(NodeId(config.name), Role(config.role), parts.facts, parts.capacity)
         keys = read_keys(config.network.key_file)
         self._faults = Faults(config.trials, pool.view.block)
-        endpoint = self._faults.endpoint
+        endpoint = self._faults.make_endpoint
         self._life = NodeLife(
             hello, epoch, scheduler, self._execute, peer_pools=self._peers, keys=keys, make_endpoint=endpoint
         )

@@ -66,7 +66,7 @@ async def serve(config: PrefillConfig, parts: NodeParts, ending: Ending) -> None
         sender = BlockSender(parts.pool.view, lambda peer, message: life.send(peer, message), lambda e: life.fail(e))
         offer = None if config.network.transport == "zmq" else server.offer
         keys = read_keys(config.network.key_file)
-        endpoint = faults.endpoint
+        endpoint = faults.make_endpoint
         life = NodeLife(hello, epoch, scheduler, execute, offer, keys=keys, backlog=sender, make_endpoint=endpoint)
         try:
             await life.run(config.network, ending)
