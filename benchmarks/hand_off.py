@@ -28,8 +28,8 @@ from pdserve.cluster.machine import current_cores, split_cores
 from pdserve.core.ids import BlockHash, BlockId
 from pdserve.core.kv_spec import DTYPE_BYTES, KVSpec
 from pdserve.core.model_config import load_model_config
+from pdserve.engine.checksum import block_checksum
 from pdserve.engine.kv_pool import KVPool, buffer_bytes
-from pdserve.kvtransfer.checksum import block_checksum
 from pdserve.kvtransfer.copying import copy_and_verify
 from pdserve.kvtransfer.pull import BlockCopy, Verdict
 from pdserve.kvtransfer.shm import PoolMemory

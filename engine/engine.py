@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import xxhash
 
 from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.kv_spec import DTYPE_BYTES, KVSpec
 from pdserve.core.model_config import ModelConfig, load_model_config
 from pdserve.engine.batch import build_batch, check_rows
+from pdserve.engine.checksum import block_checksum
 from pdserve.engine.kv_pool import KVPool
 from pdserve.engine.linear import is_native_on_cpu
 from pdserve.engine.llama import Llama, load_llama
@@ -114,8 +114,7 @@ class Engine:
     def _seal(self, seal: Seal, pool: KVPool) -> int:
         pool.data[seal.block_id, :, :, :, seal.num_tokens :].zero_()
         pool.publish(seal.block_id)
-        seed = int.from_bytes(seal.block_hash[:8], "little")
-        return xxhash.xxh3_64_intdigest(pool.view.block(seal.block_id), seed=seed)
+        return block_checksum(pool.view.block(seal.block_id), seal.block_hash)
 
 
 def resolve_dtype(requested: str, checkpoint: str, device: str) -> str:

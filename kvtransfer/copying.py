@@ -13,8 +13,8 @@ import numpy as np
 from pdserve.cluster.messages import HaveEntry
 from pdserve.core.errors import LayoutError
 from pdserve.core.ids import BlockId
+from pdserve.engine.checksum import block_checksum, running_checksum
 from pdserve.engine.kv_pool import KVPool, PoolView
-from pdserve.kvtransfer.checksum import block_checksum, running_checksum
 from pdserve.kvtransfer.pull import BlockCopy, Verdict
 
 # Copied, then read once more for the checksum while it lies in the core's L2. The fastest of 32 KiB to 8 MiB on cores

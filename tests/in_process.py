@@ -27,11 +27,11 @@ from pdserve.core.sampling import SamplingParams
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.checksum import block_checksum
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.planner import Policy
 from pdserve.engine.step import Row, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
-from pdserve.kvtransfer.checksum import block_checksum
 from pdserve.kvtransfer.copying import CheckBlocks, check_own, copy_and_verify, take_and_verify
 from pdserve.kvtransfer.offer import SendBlocks
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from pdserve.core.ids import BlockHash, BlockId, Epoch
 from pdserve.core.kv_spec import KVSpec
+from pdserve.engine.checksum import block_checksum
 from pdserve.engine.kv_pool import KVPool, buffer_bytes
-from pdserve.kvtransfer.checksum import block_checksum
 from pdserve.kvtransfer.pull import BlockCopy
 from pdserve.kvtransfer.shm import PoolMemory, PoolServer
 

@@ -7,7 +7,7 @@ import pytest
 import xxhash
 
 from pdserve.core.ids import BlockHash
-from pdserve.kvtransfer.checksum import block_checksum, running_checksum
+from pdserve.engine.checksum import block_checksum, running_checksum
 
 DATA = memoryview(bytes(range(256)) * 16)
 HASH = BlockHash(bytes(range(16)))

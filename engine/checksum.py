@@ -1,4 +1,4 @@
-"""The checksum of a block's bytes: computed once by its owner, compared by everyone who copies it.
+"""The checksum of a block: computed once by its owner (Engine), compared by everyone who copies it (kvtransfer).
 
 xxh3_64 of the bytes, seeded by the first 8 bytes of the block's hash, little-endian: a block copied from the
 wrong place fails even where its bytes are intact. xxhash lets go of the GIL for more than 64 KiB, whether it is
