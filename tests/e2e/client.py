@@ -124,9 +124,15 @@ class Client:
             found[node] = found.get(node, 0) + (int(value) if state in states else 0)
         return found
 
-    async def until_blocks(self, is_as_wanted: Callable[[dict[str, int]], bool], within_s: float) -> dict[str, int]:
-        """Held and leased blocks by node, as soon as they are as wanted; fails when they are not in time."""
-        async for blocks in self._again_and_again(lambda: self.blocks("held", "leased"), within_s):
+    async def until_blocks(
+        self, is_as_wanted: Callable[[dict[str, int]], bool], within_s: float, *states: str
+    ) -> dict[str, int]:
+        """Blocks in one of these states (held or leased, unless told) by node, as soon as they are as wanted.
+
+        Nodes tell the router at each beat: what is read here may be older than the answer before it, so tests wait
+        for a state and never read it once. Fails when they are not so in time.
+        """
+        async for blocks in self._again_and_again(lambda: self.blocks(*states or ("held", "leased")), within_s):
             if is_as_wanted(blocks):
                 break
         return blocks
