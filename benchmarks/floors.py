@@ -113,7 +113,7 @@ def make_row(key: int, num_tokens: int, context: int) -> Row:
     num_blocks = -(-context // BLOCK_SIZE)
     blocks = tuple(BlockId(key * num_blocks + (index * 7) % num_blocks) for index in range(num_blocks))
     ids = tuple(range(100, 100 + num_tokens))
-    return Row(key, ids, context - num_tokens, blocks, 0, SampleSpec(SamplingParams(), 0))
+    return Row(key, ids, context - num_tokens, blocks, 0, (SampleSpec(SamplingParams(), 0),))
 
 
 def prefill(engine: Engine, context: int, seconds: float) -> None:

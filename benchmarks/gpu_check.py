@@ -58,16 +58,16 @@ class Bench:
         for start in range(0, len(prompt), chunk):
             ids = tuple(prompt[start : start + chunk])
             is_last = start + len(ids) == len(prompt)
-            row = Row(0, ids, start, self.table, sample=SampleSpec(GREEDY, 0) if is_last else None)
+            row = Row(0, ids, start, self.table, samples=(SampleSpec(GREEDY, 0),) if is_last else ())
             result = self.engine.step(StepPlan(start, (row,), seals if is_last else ()))
-        return result.tokens[0], result.checksums
+        return result.draws[0][0].token, result.checksums
 
     def decode(self, num_computed: int, token: int, num_outputs: int) -> list[int]:
         outputs = [token]
         while len(outputs) < num_outputs:
             position = num_computed + len(outputs) - 1
-            row = Row(0, (outputs[-1],), position, self.table, sample=SampleSpec(GREEDY, len(outputs)))
-            outputs.append(self.engine.step(StepPlan(position, (row,))).tokens[0])
+            row = Row(0, (outputs[-1],), position, self.table, samples=(SampleSpec(GREEDY, len(outputs)),))
+            outputs.append(self.engine.step(StepPlan(position, (row,))).draws[0][0].token)
         return outputs
 
 

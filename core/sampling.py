@@ -18,6 +18,8 @@ class SamplingParams:
     temperature 0 means greedy; top_k 0, top_p 1.0, min_p 0, penalties 0 and a repetition_penalty of 1 mean off.
     The router draws a missing seed. stop_ids are the token ids that end the request (EOS ids unless ignore_eos
     was asked); they are suppressed until min_tokens tokens are out.
+
+    logprobs, prompt_logprobs  None: not asked for; else how many of the likeliest ids beside each token
     """
 
     max_tokens: int = 16
@@ -32,6 +34,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[Bias, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:

@@ -78,13 +78,13 @@ class Batch:
             job = self._jobs.by_key[row.key]
             sequence = job.sequence
             sequence.busy -= 1
-            has_token = row.sample is not None and not job.cancelled
+            has_token = bool(row.samples) and not job.cancelled
             if not job.cancelled:
                 sequence.num_computed += len(row.token_ids)
                 sequence.name_full_blocks(self._hasher)
                 sequence.commit_full(self._reservations.pool, {})
             if has_token:
-                sequence.tokens.append(result.tokens[row.key])
+                sequence.tokens.append(result.draws[row.key][0].token)
             taken.append((job, has_token))
         return taken
 

@@ -4,7 +4,7 @@ Dims, the same everywhere:
 
     num_tokens    query tokens of the step, all rows flattened
     num_rows      tokens plus padding; in a group, its rows
-    num_sampled   rows of the plan that draw a token
+    num_sampled   rows of the plan that draw tokens
     num_heads     query heads                  num_kv_heads  heads of K and V
     head_dim      size of one head             hidden        size of the residual stream
     num_blocks    blocks of the pool           block_size    token slots of a block
@@ -87,7 +87,7 @@ class Batch:
     writes: Writes
     decode_groups: tuple[DecodeGroup, ...]
     chunks: tuple[ChunkRow, ...]
-    chunk_ends: tuple[ChunkRow, ...]  # of the chunks that draw a token, their last token
+    chunk_ends: tuple[ChunkRow, ...]  # of the chunks that draw tokens, their last token
     sampled: Tensor  # [num_sampled, or min_rows if that is more] int64, rows whose logits are wanted
     sampled_rows: tuple[Row, ...]  # the plan's rows in the order of `sampled`
 
@@ -128,7 +128,7 @@ def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_row
         positions += range(row.start, row.start + len(row.token_ids))
     num_padding = max(min_rows - len(token_ids), 0)
     sampled_rows = [(first + len(row.token_ids) - 1, row) for first, row in zip(firsts, decodes + chunks, strict=True)]
-    sampled_rows = [(last, row) for last, row in sampled_rows if row.sample is not None]
+    sampled_rows = [(last, row) for last, row in sampled_rows if row.samples]
     sampled = [last for last, _ in sampled_rows]
     chunk_rows = [
         (_chunk_row(first, row, spec.block_size, device), row)
@@ -141,7 +141,7 @@ def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_row
         writes=_writes(decodes + chunks, spec.block_size, num_padding, device),
         decode_groups=tuple(_decode_groups(decodes, spec, device)),
         chunks=tuple(chunk for chunk, _ in chunk_rows),
-        chunk_ends=tuple(chunk.end() for chunk, row in chunk_rows if row.sample is not None),
+        chunk_ends=tuple(chunk.end() for chunk, row in chunk_rows if row.samples),
         sampled=_indices(sampled + sampled[:1] * (min_rows - len(sampled)), device),
         sampled_rows=tuple(row for _, row in sampled_rows),
     )

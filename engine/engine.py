@@ -5,7 +5,7 @@ business and comes with each StepPlan. Not thread-safe: the thread that calls it
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from pdserve.engine.kv_pool import KVPool
 from pdserve.engine.linear import is_native_on_cpu
 from pdserve.engine.llama import Llama, load_llama
 from pdserve.engine.sampler import draw
-from pdserve.engine.step import Seal, StepPlan, StepResult
+from pdserve.engine.step import BlockMove, Draw, Seal, StepPlan, StepResult
 from pdserve.engine.weights import WeightReader
 from pdserve.kernels.draw import load_draw
 
@@ -90,7 +90,7 @@ class Engine:
         self._layer_kvs = []
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Run the plan's rows, draw tokens where asked, then seal blocks.
+        """Copy the blocks that are to be written apart, run the plan's rows, draw tokens where asked, seal blocks.
 
         On return all KV writes are in memory and every seal's checksum covers them. Raises LayoutError when
         a row does not fit its block table, the vocabulary or the pool.
@@ -98,18 +98,28 @@ class Engine:
         assert self._pool is not None, "attach a pool first"
         started = time.perf_counter()
         with torch.inference_mode():
-            tokens = self._forward(plan, self._pool) if plan.rows else {}
+            self._copy(plan.moves, self._pool)
+            draws = self._forward(plan, self._pool) if plan.rows else {}
             checksums = {seal.block_id: self._seal(seal, self._pool) for seal in plan.seals}
-        return StepResult(plan.step, tokens, checksums, time.perf_counter() - started)
+        return StepResult(plan.step, draws, checksums, time.perf_counter() - started)
 
-    def _forward(self, plan: StepPlan, pool: KVPool) -> dict[int, int]:
+    def _copy(self, moves: Sequence[BlockMove], pool: KVPool) -> None:
+        for move in moves:
+            pool.data[move.target].copy_(pool.data[move.source])
+
+    def _forward(self, plan: StepPlan, pool: KVPool) -> dict[int, tuple[Draw, ...]]:
         check_rows(plan.rows, pool.spec, pool.num_blocks, self.config.vocab_size)
         batch = build_batch(plan.rows, pool.spec, self._device, self.model.min_rows)
         logits = self.model.forward(batch, self._layer_kvs)
-        drawn = draw(logits, [row.sample for row in batch.sampled_rows if row.sample is not None], self._draw_rows)
+        # Every sample of a row is drawn from the same logits.
+        owners = [index for index, row in enumerate(batch.sampled_rows) for _ in row.samples]
+        specs = [spec for row in batch.sampled_rows for spec in row.samples]
+        if len(specs) > len(batch.sampled_rows):
+            logits = logits[owners]
+        drawn = iter(draw(logits, specs, self._draw_rows))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return {row.key: token for row, token in zip(batch.sampled_rows, drawn, strict=True)}
+        return {row.key: tuple(Draw(next(drawn)) for _ in row.samples) for row in batch.sampled_rows}
 
     def _seal(self, seal: Seal, pool: KVPool) -> int:
         pool.data[seal.block_id, :, :, :, seal.num_tokens :].zero_()

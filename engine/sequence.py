@@ -159,9 +159,9 @@ class Sequence:
     def row(self, num_tokens: int) -> Row:
         """The next `num_tokens` tokens as a step's row; samples when they are the last ones."""
         end = self.num_computed + num_tokens
-        sample = self._sample_spec() if end == self.num_tokens else None
+        samples = (self._sample_spec(),) if end == self.num_tokens else ()
         tokens = tuple(self.tokens[self.num_computed : end])
-        return Row(self.key, tokens, self.num_computed, tuple(self.block_ids), self.num_found, sample)
+        return Row(self.key, tokens, self.num_computed, tuple(self.block_ids), self.num_found, samples)
 
     def _sample_spec(self) -> SampleSpec:
         history = tuple(self.tokens) if self.params.has_penalties else ()

@@ -7,6 +7,7 @@ them is reassigned before the StepResult is in.
 from dataclasses import dataclass, field
 
 from pdserve.core.ids import BlockHash, BlockId
+from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.core.sampling import SamplingParams
 
 
@@ -27,6 +28,14 @@ class SampleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probabilities are wanted of given tokens: token_ids[i] as what follows query token i of the row."""
+
+    token_ids: tuple[int, ...]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One sequence's share of a step.
 
@@ -35,7 +44,8 @@ class Row:
     start       tokens whose KV is already in the pool
     block_ids   the block table, covering start + len(token_ids) tokens
     write_from  KV of positions below it is not written: those blocks were found by hash and are immutable
-    sample      None when the row ends before its sequence's last token
+    samples     tokens to draw after the last query token, one for each; none when more of the sequence is to come
+    scored      prompt tokens whose log-probabilities are wanted
     """
 
     key: int
@@ -43,7 +53,16 @@ class Row:
     start: int
     block_ids: tuple[BlockId, ...]
     write_from: int = 0
-    sample: SampleSpec | None = None
+    samples: tuple[SampleSpec, ...] = ()
+    scored: Scored | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMove:
+    """Before the rows run, all of `source` is copied to `target`: the first write to a block that others share."""
+
+    source: BlockId
+    target: BlockId
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,7 @@ class StepPlan:
     step: int
     rows: tuple[Row, ...]
     seals: tuple[Seal, ...] = ()
+    moves: tuple[BlockMove, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -67,13 +87,25 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """One token, and its log-probabilities where they were asked for."""
+
+    token: int
+    logprobs: Logprobs = NO_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """tokens by row key for rows with a SampleSpec; checksums by block id for each Seal; busy seconds."""
+    """By row key: the draws of its samples, in their order, and what was asked of scored tokens.
+
+    checksums by block id for each Seal; forward_s: busy seconds
+    """
 
     step: int
-    tokens: dict[int, int]
+    draws: dict[int, tuple[Draw, ...]]
     checksums: dict[BlockId, int] = field(default_factory=dict)
     forward_s: float = 0.0
+    scores: dict[int, Logprobs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

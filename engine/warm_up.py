@@ -21,7 +21,7 @@ def warm_up(engine: Engine, pool: KVPool) -> StepCost:
     for length in LENGTHS:
         num_tokens = min(length, most)
         blocks = tuple(BlockId(index) for index in range(pool.spec.num_blocks_for(num_tokens)))
-        row = Row(0, (0,) * num_tokens, 0, blocks, 0, SampleSpec(SamplingParams(max_tokens=1), 0))
+        row = Row(0, (0,) * num_tokens, 0, blocks, 0, (SampleSpec(SamplingParams(max_tokens=1), 0),))
         # The first run of each length prepares memory and code.
         engine.step(StepPlan(0, (row,)))
         cost.learn(StepWork.of((row,)), engine.step(StepPlan(0, (row,))).forward_s)

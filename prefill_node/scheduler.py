@@ -307,8 +307,8 @@ class PrefillScheduler:
                 self.pool.note_checksum(block_id, result.checksums[block_id])
             entries = [self._entry(block_id, sealed[block_id]) for block_id in own]
             actions += self.offers.seal(sequence.request, sequence.attempt, entries)
-            if row.sample is not None:
-                actions += self._finish(prompt, result.tokens[row.key], now)
+            if row.samples:
+                actions += self._finish(prompt, result.draws[row.key][0].token, now)
         return actions
 
     def _finish(self, prompt: Prompt, token: int, now: float) -> list[Action]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pdserve.core.errors import PdserveError
+from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.core.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue. `label` is the client's own id for logs; it keys nothing.
+    """One prompt to continue, num_samples times. `label` is the client's own id for logs; it keys nothing.
 
     arrived_at is the monotonic time at which the HTTP request was read. With open_ended the client named no
     max_tokens: the one in params is what the context allows, and what the nodes can hold may be less.
@@ -25,18 +26,22 @@ class GenerationRequest:
     arrived_at: float
     priority: int = 0
     open_ended: bool = False
+    num_samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Tokens not yielded before, in order; more than one when the reader was slower than the model.
+    """Tokens of a sample not yielded before, in order; more than one when the reader was slower than the model.
 
-    finish is None, or on the last Progress "stop" (a stop id) or "length". A stop id that ended the
-    request is the last of token_ids; whether its text is shown is the front door's choice.
+    finish is None, or on the sample's last Progress "stop" (a stop id) or "length". A stop id that ended the
+    sample is the last of token_ids; whether its text is shown is the front door's choice. logprobs: of each
+    of the tokens, where params.logprobs asks for them.
     """
 
     token_ids: list[int]
     finish: str | None
+    sample: int = 0
+    logprobs: Logprobs = NO_LOGPROBS
 
 
 class GenerationError(PdserveError):
@@ -51,9 +56,15 @@ class GenerationError(PdserveError):
 
 
 class GenerationStream(Protocol):
-    """Iterated at most once; an iteration may be given up at any point."""
+    """Iterated at most once, until every sample has finished; an iteration may be given up at any point."""
 
     def __aiter__(self) -> AsyncIterator[Progress]: ...
+
+    def stop(self, sample: int) -> None:
+        """The text of this sample is complete: nothing more of it is yielded, the others go on."""
+
+    def prompt_logprobs(self) -> Logprobs:
+        """Of every prompt token but the first; there from the first Progress on, where params ask for them."""
 
     def cancel(self, finish: str = "cancelled") -> None:
         """Stop and free everything held for it on every node; safe at any time, any number of times.
@@ -72,7 +83,6 @@ class ModelCard:
     name: str
     max_model_len: int
     vocab_size: int
-    max_prompt_blocks: int | None = None
 
 
 class GenerationService(Protocol):

@@ -20,6 +20,7 @@ from pdserve.cluster.membership import Admitted, Doorway, Liveness, disagreement
 from pdserve.cluster.messages import Facts, Held, Hello, Refused, Role, Send, Welcome, WrongEpoch
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
+from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.core.sampling import SamplingParams
 from pdserve.router.dispatcher import (
     Action,
@@ -81,6 +82,12 @@ class TokenStream:
 
     def cancel(self, finish: str = "cancelled") -> None:
         self._service.cancel(self.record, finish)
+
+    def stop(self, sample: int) -> None:
+        self._service.cancel(self.record, "stop")
+
+    def prompt_logprobs(self) -> Logprobs:
+        return NO_LOGPROBS
 
     def metrics(self) -> dict[str, Any]:
         return self.record.ledger()

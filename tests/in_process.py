@@ -30,7 +30,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.checksum import block_checksum
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.planner import Policy
-from pdserve.engine.step import Row, RunStep, StepDone, StepPlan, StepResult
+from pdserve.engine.step import Draw, Row, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
 from pdserve.kvtransfer.copying import CheckBlocks, check_own, copy_and_verify, take_and_verify
 from pdserve.kvtransfer.offer import SendBlocks
@@ -73,20 +73,21 @@ class FakeEngine:
 
     def step(self, plan: StepPlan) -> StepResult:
         size = self.pool.spec.block_size
-        tokens: dict[int, int] = {}
+        draws: dict[int, tuple[Draw, ...]] = {}
         for row in plan.rows:
             for offset, token in enumerate(row.token_ids):
                 position = row.start + offset
                 if position >= row.write_from:
                     slot = self.pool.data[row.block_ids[position // size], 0, 0, :, position % size]
                     slot[0], slot[1] = float(token), float(position)
-            if row.sample is not None:
-                tokens[row.key] = next_token(self._read(row.block_ids, row.start + len(row.token_ids)))
+            if row.samples:
+                read = self._read(row.block_ids, row.start + len(row.token_ids))
+                draws[row.key] = tuple(Draw(next_token(read)) for _ in row.samples)
         checksums = {}
         for seal in plan.seals:
             self.pool.data[seal.block_id, :, :, :, seal.num_tokens :] = 0
             checksums[seal.block_id] = block_checksum(self.pool.view.block(seal.block_id), seal.block_hash)
-        return StepResult(plan.step, tokens, checksums)
+        return StepResult(plan.step, draws, checksums)
 
     def _read(self, block_ids: tuple[int, ...], num_tokens: int) -> list[int]:
         size, read = self.pool.spec.block_size, []

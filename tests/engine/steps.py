@@ -6,7 +6,7 @@ from pdserve.core.ids import BlockId
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv_pool import KVPool, buffer_bytes
-from pdserve.engine.step import Row, SampleSpec, StepPlan
+from pdserve.engine.step import Row, SampleSpec, StepPlan, StepResult
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 48
@@ -39,8 +39,13 @@ def make_row(
     output_index: int = 0,
     write_from: int = 0,
 ) -> Row:
-    sample = SampleSpec(params, output_index) if params is not None else None
-    return Row(key, tuple(token_ids), start, blocks, write_from, sample)
+    samples = (SampleSpec(params, output_index),) if params is not None else ()
+    return Row(key, tuple(token_ids), start, blocks, write_from, samples)
+
+
+def tokens_of(result: StepResult) -> dict[int, int]:
+    """By row key, of a step whose rows have one sample each."""
+    return {key: draw.token for key, (draw,) in result.draws.items()}
 
 
 def generate(
@@ -58,10 +63,10 @@ def generate(
         ids = prompt[start : start + chunk]
         is_last = start + chunk >= len(prompt)
         row = make_row(ids, start, blocks=blocks, params=params if is_last else None)
-        tokens = engine.step(StepPlan(0, (row,))).tokens
+        tokens = tokens_of(engine.step(StepPlan(0, (row,))))
     outputs = [tokens[0]]
     while len(outputs) < num_tokens:
         position = len(prompt) + len(outputs) - 1
         row = make_row([outputs[-1]], position, blocks=blocks, params=params, output_index=len(outputs))
-        outputs.append(engine.step(StepPlan(0, (row,))).tokens[0])
+        outputs.append(tokens_of(engine.step(StepPlan(0, (row,))))[0])
     return outputs

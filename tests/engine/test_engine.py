@@ -40,7 +40,7 @@ def test_a_sealed_block_is_zero_where_it_was_not_written_and_its_checksum_covers
 def test_a_plan_of_seals_alone_runs_no_rows(model_dir):
     engine = make_engine(model_dir)
     result = engine.step(StepPlan(0, (), (Seal(BlockId(3), HASH, 0),)))
-    assert result.tokens == {}
+    assert result.draws == {}
     assert set(result.checksums) == {3}
     assert not engine._pool.data[3].any()
 

@@ -11,7 +11,7 @@ from pdserve.core.sampling import SamplingParams
 from pdserve.engine.batch import build_batch
 from pdserve.engine.step import Row, StepPlan
 from tests.checkpoints import VOCAB_SIZE, make_llama_checkpoint
-from tests.engine.steps import BLOCK_SIZE, generate, make_engine, make_row, table
+from tests.engine.steps import BLOCK_SIZE, generate, make_engine, make_row, table, tokens_of
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -116,12 +116,12 @@ def test_a_step_of_prefill_chunks_and_ragged_decodes_gives_each_row_its_own_toke
     last = {}
     for key, prompt in enumerate(prompts[:4]):
         row = make_row(prompt, key=key, blocks=tables[key])
-        last[key] = engine.step(StepPlan(0, (row,))).tokens[key]
+        last[key] = tokens_of(engine.step(StepPlan(0, (row,))))[key]
     engine.step(StepPlan(0, (make_row(prompts[5][:9], key=5, blocks=tables[5], params=None),)))
     rows = [make_row([last[key]], len(prompts[key]), key=key, blocks=tables[key], output_index=1) for key in range(4)]
     rows.insert(1, make_row(prompts[4], key=4, blocks=tables[4]))
     rows.insert(3, make_row(prompts[5][9:], 9, key=5, blocks=tables[5]))
-    mixed = engine.step(StepPlan(1, tuple(rows))).tokens
+    mixed = tokens_of(engine.step(StepPlan(1, tuple(rows))))
     expected = {key: reference_tokens(model, prompts[key], 2)[1] for key in range(4)}
     expected |= {key: reference_tokens(model, prompts[key], 1)[0] for key in (4, 5)}
     assert mixed == expected
@@ -130,7 +130,7 @@ def test_a_step_of_prefill_chunks_and_ragged_decodes_gives_each_row_its_own_toke
 def test_a_row_without_a_sample_writes_kv_and_draws_nothing(model_dir):
     engine = make_engine(model_dir)
     result = engine.step(StepPlan(0, (make_row(make_prompt(20), params=None),)))
-    assert result.tokens == {}
+    assert result.draws == {}
     assert not engine._pool.data[table(0, 12)[0]].isnan().any()
 
 
@@ -141,7 +141,7 @@ def test_positions_below_write_from_are_not_written_and_still_attended_to(model_
     before = data[:, :, :, :, :].clone()
     row = make_row(prompt[20:], 20, write_from=32)
     data[table(0, 12)[2], :, :, :, :8] = float("nan")  # positions 32 to 39, which the row does write
-    assert list(engine.step(StepPlan(0, (row,))).tokens.values()) == expected == reference_tokens(model, prompt, 1)
+    assert list(tokens_of(engine.step(StepPlan(0, (row,)))).values()) == expected == reference_tokens(model, prompt, 1)
     untouched = [block for block in range(len(data)) if block != table(0, 12)[2]]
     assert torch.equal(data[untouched].nan_to_num(7.0), before[untouched].nan_to_num(7.0))
 
@@ -150,7 +150,7 @@ def test_a_decode_row_whose_position_is_below_write_from_leaves_the_pool_as_it_w
     engine, prompt = make_engine(model_dir), make_prompt(32)
     expected = generate(engine, prompt, 1)
     before = engine._pool.data.clone()
-    tokens = engine.step(StepPlan(0, (make_row(prompt[31:], 31, write_from=32),))).tokens
+    tokens = tokens_of(engine.step(StepPlan(0, (make_row(prompt[31:], 31, write_from=32),))))
     assert list(tokens.values()) == expected
     assert torch.equal(engine._pool.data.nan_to_num(7.0), before.nan_to_num(7.0))
 
@@ -183,9 +183,9 @@ def test_16_bit_logits_are_as_close_to_float32_as_transformers_own(tmp_path, dty
 def test_a_sequence_draws_the_same_tokens_alone_and_in_a_batch(model_dir):
     params = SamplingParams(max_tokens=8, temperature=0.8, top_k=40, top_p=0.9, seed=77)
     engine, prompt = make_engine(model_dir), make_prompt(30)
-    alone = engine.step(StepPlan(0, (make_row(prompt, params=params),))).tokens[0]
+    alone = tokens_of(engine.step(StepPlan(0, (make_row(prompt, params=params),))))[0]
     others = [make_row(make_prompt(25, seed=9), key=9, blocks=table(20, 4), params=replace(params, seed=5))]
-    together = engine.step(StepPlan(0, (*others, make_row(prompt, params=params)))).tokens
+    together = tokens_of(engine.step(StepPlan(0, (*others, make_row(prompt, params=params)))))
     assert together[0] == alone
 
 

@@ -83,8 +83,8 @@ def test_parts_that_do_not_fit_each_other_are_refused(change: dict, reason: str)
 def test_a_row_samples_only_when_it_holds_the_last_token():
     sequence, pool = make_sequence(), BlockPool(4)
     claimed(sequence, pool).take_blocks(pool, 10)
-    assert sequence.row(9).sample is None
-    assert sequence.row(10).sample.output_index == 0
+    assert sequence.row(9).samples == ()
+    assert sequence.row(10).samples[0].output_index == 0
 
 
 def test_a_block_is_sealed_in_the_step_that_fills_it_and_the_tail_in_the_last():

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.core.model_config import GenerationDefaults
 from pdserve.core.sampling import SamplingParams
 from pdserve.router.api_keys import ApiKeys
@@ -72,6 +73,12 @@ class ScriptedStream:
 
     def cancel(self, finish: str = "cancelled") -> None:
         self.cancelled.set()
+
+    def stop(self, sample: int) -> None:
+        self.cancelled.set()
+
+    def prompt_logprobs(self) -> Logprobs:
+        return NO_LOGPROBS
 
     def metrics(self) -> dict[str, Any]:
         return METRICS
