@@ -46,7 +46,10 @@ INT_RANGES = {
     "num_queued_tokens": (0, U64_MAX),
     "priority": (-(2**31), 2**31 - 1),
     "seed": (-(2**63), U64_MAX),
+    "since": (0, U64_MAX),
     "start_ns": (0, U64_MAX),
+    "until": (0, U64_MAX),
+    "whole": (0, U64_MAX),
 }
 BYTES_LENGTHS = {RequestId: 16, BlockHash: 16}
 # Packed u32 token ids: readers unpack them without a second check.

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from pdserve.core.cache_delta import BEGINNING, CacheDelta, CachePosition
 from pdserve.core.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 # Bytes that travel behind a message, a frame each: memoryviews where they arrive, Frames where they are sent.
 Payloads = tuple[Any, ...]
 MAX_PROBE_BYTES = 4 << 20
@@ -202,10 +203,14 @@ class LiveEntry:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The router's beat: every request dispatched to this node. Renews leases; absence lets them end."""
+    """The router's beat: every request dispatched to this node. Renews leases; absence lets them end.
+
+    cache: how far the router has followed the node's prefix index
+    """
 
     beat: int
     entries: tuple[LiveEntry, ...]
+    cache: CachePosition = BEGINNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +344,7 @@ class Held:
 
     With NO_BEAT it answers none: something else has changed, and nothing follows from what `entries` lacks.
     is_leaving: it takes no new work.
+    cache: what has changed in its prefix index since the position that Live named; None with NO_BEAT
     """
 
     beat: int
@@ -346,6 +352,7 @@ class Held:
     gauges: Gauges
     links: tuple[Link, ...]
     is_leaving: bool = False
+    cache: CacheDelta | None = None
 
 
 # ---- decode node to prefill node and back ---------------------------------------------------------

@@ -32,6 +32,7 @@ from pdserve.cluster.messages import (
     Tokens,
 )
 from pdserve.core.block_hash import BlockHasher
+from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import NodeId
 from pdserve.decode_node.batch import Batch
@@ -166,7 +167,7 @@ class DecodeScheduler:
             if job is not None and job.sequence.attempt == entry.attempt:
                 job.expires_at = now + self._lease_s
                 job.is_overdue = entry.is_overdue and not job.is_fixed
-        return [Send(sender, self.held(message.beat))]
+        return [Send(sender, self.held(message.beat, self.pool.log.delta(message.cache)))]
 
     def _on_resume(self, sender: NodeId, message: Resume, now: float) -> Iterable[Action]:
         run = self._finished.resume(message)
@@ -261,8 +262,8 @@ class DecodeScheduler:
         """Whether nobody needs this node any more: the router has taken the last token of every stream."""
         return self.is_idle and not self._finished.held()
 
-    def held(self, beat: int) -> Held:
-        """The answer to Live: what is here, and what ended lately."""
+    def held(self, beat: int, cache: CacheDelta | None = None) -> Held:
+        """The answer to Live: what is here, what ended lately, and what has changed in the prefix index."""
         entries = [
             HeldEntry(
                 job.sequence.request,
@@ -274,7 +275,8 @@ class DecodeScheduler:
             for job in self._jobs
         ]
         entries += self._finished.held()
-        return Held(beat, tuple(entries), self.gauges(), tuple(self._hand_offs.links.values()), self._is_leaving)
+        links = tuple(self._hand_offs.links.values())
+        return Held(beat, tuple(entries), self.gauges(), links, self._is_leaving, cache)
 
     def gauges(self) -> Gauges:
         jobs = list(self._jobs)

@@ -8,7 +8,7 @@
 
 Owned by the event loop; knows neither bytes nor torch. A reservation is a count: it promises that so
 many `take` calls will succeed. Full blocks are immutable once committed; a partial block has no hash
-here. `check` states the invariants and is run after every event in tests.
+here. `log` tells others what the index holds. `check` states the invariants and is run after every event in tests.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from pdserve.core.errors import OutOfBlocksError
 from pdserve.core.ids import BlockHash, BlockId
+from pdserve.engine.cache_log import CacheLog
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_reserved = 0
         self.num_held = 0
+        self.log = CacheLog(num_blocks)
         self._generations: Generations = generations if generations is not None else [0] * num_blocks
         self._blocks = [Block() for _ in range(num_blocks)]
         self._index: dict[BlockHash, BlockId] = {}
@@ -164,6 +166,7 @@ class BlockPool:
             return self._index[block_hash] == block_id
         block.hash = block_hash
         self._index[block_hash] = block_id
+        self.log.add(block_hash)
         return True
 
     def note_checksum(self, block_id: BlockId, checksum: int) -> None:
@@ -202,6 +205,7 @@ class BlockPool:
                 assert self._index.get(block.hash) == block_id, f"block {block_id} is not where its hash points"
         assert self.num_held == sum(block.refs > 0 for block in self._blocks)
         assert len(self._index) == sum(block.hash is not None for block in self._blocks)
+        assert len(self._index) == self.log.num_present, "the log has missed a change of the index"
         assert 0 <= self.num_reserved <= len(free) + len(cached), f"{self.num_reserved} promised"
 
     def _settle(self, block_id: BlockId) -> None:
@@ -217,4 +221,5 @@ class BlockPool:
         block = self._blocks[block_id]
         if block.hash is not None:
             del self._index[block.hash]
+            self.log.remove(block.hash)
         block.hash = None

@@ -35,6 +35,7 @@ from pdserve.cluster.messages import (
     Stage,
     Want,
 )
+from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
 from pdserve.engine import planner
@@ -200,7 +201,7 @@ class PrefillScheduler:
             prompt = self._prompts.get(entry.request)
             if entry.stage is Stage.PREFILL and prompt is not None and prompt.first_token is not None:
                 actions.append(Send(self._router, prompt.first_token))
-        return [*actions, Send(sender, self.held(message.beat))]
+        return [*actions, Send(sender, self.held(message.beat, self.pool.log.delta(message.cache)))]
 
     def _on_want(self, sender: NodeId, message: Want, now: float) -> Iterable[Action]:
         if self.ended.covers(message.request, message.attempt):
@@ -383,14 +384,14 @@ class PrefillScheduler:
         """Whether nobody needs this node any more: every prompt is released, cancelled or expired."""
         return self.is_idle and not self._prompts
 
-    def held(self, beat: int) -> Held:
-        """The answer to Live."""
+    def held(self, beat: int, cache: CacheDelta | None = None) -> Held:
+        """The answer to Live, with what has changed in the prefix index."""
         stages = {Phase.QUEUED: Stage.PREFILL, Phase.RUNNING: Stage.PREFILL, Phase.PARKED: Stage.HANDOFF}
         entries = tuple(
             HeldEntry(p.sequence.request, p.sequence.attempt, stages[p.phase], p.sequence.num_outputs)
             for p in self._prompts.values()
         )
-        return Held(beat, entries, self.gauges(), (), self._is_leaving)
+        return Held(beat, entries, self.gauges(), (), self._is_leaving, cache)
 
     def gauges(self) -> Gauges:
         return Gauges(

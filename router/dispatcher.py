@@ -384,6 +384,8 @@ class Dispatcher:
         node.gauges, node.doubted = message.gauges, set()
         node.links = {link.node: link for link in message.links}
         node.is_leaving = message.is_leaving
+        if message.cache is not None:
+            node.cache.apply(message.cache)
         held = {(entry.request, entry.attempt): entry for entry in message.entries}
         actions = self._unwanted(sender, message)
         peers = self._peers()
@@ -434,7 +436,7 @@ class Dispatcher:
                 if node.node == record.decode_node or record.stage is not Stage.DECODE:
                     is_overdue = record.is_overdue and record.stage is Stage.HANDOFF
                     entries.append(LiveEntry(record.request, record.attempt, record.stage, is_overdue))
-            actions.append(Send(node.node, Live(self._beat, tuple(entries))))
+            actions.append(Send(node.node, Live(self._beat, tuple(entries), node.cache.position)))
         return actions
 
     def _press_handoffs(self, now: float) -> Iterable[Action]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pdserve.cluster.messages import Capacity, Gauges, Link, Peer, Role
 from pdserve.core.ids import NodeId, RequestId
+from pdserve.router.prefix_index import PrefixIndex
 from pdserve.router.record import Plan, Record
 
 
@@ -18,6 +19,7 @@ class Node:
 
     The tokens of a stream are those it may grow to.
     is_leaving: it takes no new work.
+    cache: blocks that it says it finds by hash.
     links: prefill nodes that a decode node says it is linked to. doubted: those it has failed with since then.
     """
 
@@ -28,6 +30,7 @@ class Node:
     links: Mapping[NodeId, Link] = field(default_factory=dict)
     doubted: set[NodeId] = field(default_factory=set)
     gauges: Gauges | None = None
+    cache: PrefixIndex = field(default_factory=PrefixIndex)
     is_leaving: bool = False
     prompts: dict[RequestId, int] = field(default_factory=dict)
     streams: dict[RequestId, int] = field(default_factory=dict)
