@@ -26,6 +26,7 @@ LINEAR_ROWS = (1, 4, 16, 64, 512)
 DECODE_ROWS = (1, 4, 8, 16)
 DRAWS = {
     "greedy": SamplingParams(),
+    "greedy, the top 5": SamplingParams(logprobs=5),
     "temperature 1": SamplingParams(temperature=1.0, seed=1),
     "temperature 0.7, top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9, seed=1),
     "temperature 0.7, top-k 50": SamplingParams(temperature=0.7, top_k=50, seed=1),
@@ -129,8 +130,8 @@ def decode(engine: Engine, num_rows: int, context: int, seconds: float) -> None:
 def drawing(vocab_size: int, num_rows: int, name: str, sampling: SamplingParams, seconds: float) -> None:
     """Logits spread as those of a language model are, by about 3."""
     logits = torch.randn(num_rows, vocab_size) * 3
-    specs = [SampleSpec(sampling, 0) for _ in range(num_rows)]
-    report(f"draw {num_rows}, {name}", lambda: draw(logits, specs, load_draw()), seconds / 4)
+    samples = [(SampleSpec(sampling, 0),) for _ in range(num_rows)]
+    report(f"draw {num_rows}, {name}", lambda: draw(logits, samples, load_draw()), seconds / 4)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        """Whether the likeliest id is taken, the lowest one of equals."""
+        return self.temperature == 0.0 or self.top_k == 1
 
     @property
     def has_penalties(self) -> bool:

@@ -5,6 +5,7 @@ Dims, the same everywhere:
     num_tokens    query tokens of the step, all rows flattened
     num_rows      tokens plus padding; in a group, its rows
     num_sampled   rows of the plan that draw tokens
+    num_scored    tokens whose successor's log-probability is wanted
     num_heads     query heads                  num_kv_heads  heads of K and V
     head_dim      size of one head             hidden        size of the residual stream
     num_blocks    blocks of the pool           block_size    token slots of a block
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from pdserve.core.errors import LayoutError
 from pdserve.core.kv_spec import KVSpec
-from pdserve.engine.step import Row
+from pdserve.engine.step import BlockMove, Row, Scored
 
 # A row joins a group of longer rows when padding it costs at most this many blocks, or this share of the
 # longest row. A further group costs some 35 us a layer, about what it takes to copy eight blocks of
@@ -90,6 +91,9 @@ class Batch:
     chunk_ends: tuple[ChunkRow, ...]  # of the chunks that draw tokens, their last token
     sampled: Tensor  # [num_sampled, or min_rows if that is more] int64, rows whose logits are wanted
     sampled_rows: tuple[Row, ...]  # the plan's rows in the order of `sampled`
+    scored: Tensor  # [num_scored] int64, one row's tokens after another's
+    scored_rows: tuple[Row, ...]  # the plan's rows in the order of `scored`
+    scored_chunks: tuple[ChunkRow, ...]  # those of them that are chunks
 
     @property
     def num_sampled(self) -> int:
@@ -97,7 +101,7 @@ class Batch:
 
 
 def check_rows(rows: Sequence[Row], spec: KVSpec, num_blocks: int, vocab_size: int) -> None:
-    """Raise LayoutError for a row that does not fit its block table, the pool or the vocabulary."""
+    """Raise LayoutError for a row that does not fit its block table, the pool, the vocabulary or its own tokens."""
     for row in rows:
         needed = spec.num_blocks_for(row.start + len(row.token_ids))
         if not row.token_ids or row.start < 0 or len(row.block_ids) < needed:
@@ -109,6 +113,25 @@ def check_rows(rows: Sequence[Row], spec: KVSpec, num_blocks: int, vocab_size: i
             raise LayoutError(f"row {row.key} holds a token id outside the vocabulary of {vocab_size}")
         if not 0 <= min(row.block_ids) <= max(row.block_ids) < num_blocks:
             raise LayoutError(f"row {row.key} names a block outside the pool of {num_blocks}")
+        if row.scored is not None:
+            _check_scored(row, row.scored, vocab_size)
+
+
+def check_moves(moves: Sequence[BlockMove], num_blocks: int) -> None:
+    """Raise LayoutError for a move that names a block outside the pool."""
+    for move in moves:
+        if not 0 <= min(move.source, move.target) <= max(move.source, move.target) < num_blocks:
+            raise LayoutError(f"a move from block {move.source} to {move.target} leaves the pool of {num_blocks}")
+
+
+def _check_scored(row: Row, scored: Scored, vocab_size: int) -> None:
+    if len(scored.token_ids) > len(row.token_ids) or scored.num_top < 0:
+        raise LayoutError(
+            f"row {row.key} of {len(row.token_ids)} tokens: cannot score {len(scored.token_ids)} with "
+            f"{scored.num_top} likeliest ids each"
+        )
+    if not all(0 <= token < vocab_size for token in scored.token_ids):
+        raise LayoutError(f"row {row.key} scores a token id outside the vocabulary of {vocab_size}")
 
 
 def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_rows: int = 1) -> Batch:
@@ -127,13 +150,11 @@ def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_row
         token_ids += row.token_ids
         positions += range(row.start, row.start + len(row.token_ids))
     num_padding = max(min_rows - len(token_ids), 0)
-    sampled_rows = [(first + len(row.token_ids) - 1, row) for first, row in zip(firsts, decodes + chunks, strict=True)]
-    sampled_rows = [(last, row) for last, row in sampled_rows if row.samples]
-    sampled = [last for last, _ in sampled_rows]
-    chunk_rows = [
-        (_chunk_row(first, row, spec.block_size, device), row)
-        for first, row in zip(firsts[len(decodes) :], chunks, strict=True)
-    ]
+    placed = list(zip(firsts, decodes + chunks, strict=True))
+    sampled = [(first + len(row.token_ids) - 1, row) for first, row in placed if row.samples]
+    scored = [(first, row, row.scored.token_ids) for first, row in placed if row.scored is not None]
+    chunk_rows = [(_chunk_row(first, row, spec.block_size, device), row) for first, row in placed[len(decodes) :]]
+    last_tokens = [last for last, _ in sampled]
     return Batch(
         token_ids=_indices(token_ids + [0] * num_padding, device),
         positions=_indices(positions + [0] * num_padding, device),
@@ -142,8 +163,11 @@ def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_row
         decode_groups=tuple(_decode_groups(decodes, spec, device)),
         chunks=tuple(chunk for chunk, _ in chunk_rows),
         chunk_ends=tuple(chunk.end() for chunk, row in chunk_rows if row.samples),
-        sampled=_indices(sampled + sampled[:1] * (min_rows - len(sampled)), device),
-        sampled_rows=tuple(row for _, row in sampled_rows),
+        sampled=_indices(last_tokens + last_tokens[:1] * (min_rows - len(sampled)), device),
+        sampled_rows=tuple(row for _, row in sampled),
+        scored=_indices([first + index for first, _, ids in scored for index in range(len(ids))], device),
+        scored_rows=tuple(row for _, row, _ in scored),
+        scored_chunks=tuple(chunk for chunk, row in chunk_rows if row.scored is not None),
     )
 
 

@@ -6,22 +6,28 @@ business and comes with each StepPlan. Not thread-safe: the thread that calls it
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
 
 from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.kv_spec import DTYPE_BYTES, KVSpec
+from pdserve.core.logprobs import Logprobs
 from pdserve.core.model_config import ModelConfig, load_model_config
-from pdserve.engine.batch import build_batch, check_rows
+from pdserve.engine.batch import build_batch, check_moves, check_rows
 from pdserve.engine.checksum import block_checksum
 from pdserve.engine.kv_pool import KVPool
+from pdserve.engine.likelihood import finite, log_probabilities
 from pdserve.engine.linear import is_native_on_cpu
 from pdserve.engine.llama import Llama, load_llama
 from pdserve.engine.sampler import draw
-from pdserve.engine.step import BlockMove, Draw, Seal, StepPlan, StepResult
+from pdserve.engine.step import BlockMove, Draw, Row, Seal, StepPlan, StepResult
 from pdserve.engine.weights import WeightReader
 from pdserve.kernels.draw import load_draw
+
+# Tokens whose logits are held at once when the tokens of prompts are scored: 13 MB with 49,152 ids.
+SCORED_AT_ONCE = 64
 
 Progress = Callable[[str, float], None]
 
@@ -90,36 +96,47 @@ class Engine:
         self._layer_kvs = []
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Copy the blocks that are to be written apart, run the plan's rows, draw tokens where asked, seal blocks.
+        """Copy the blocks that are to be written apart, run the plan's rows, draw and score where asked, seal blocks.
 
-        On return all KV writes are in memory and every seal's checksum covers them. Raises LayoutError when
-        a row does not fit its block table, the vocabulary or the pool.
+        On return all KV writes are in memory and every seal's checksum covers them. Raises LayoutError, before
+        anything is written, when a row or a move does not fit its block table, the vocabulary or the pool.
         """
         assert self._pool is not None, "attach a pool first"
         started = time.perf_counter()
+        check_rows(plan.rows, self._pool.spec, self._pool.num_blocks, self.config.vocab_size)
+        check_moves(plan.moves, self._pool.num_blocks)
         with torch.inference_mode():
             self._copy(plan.moves, self._pool)
-            draws = self._forward(plan, self._pool) if plan.rows else {}
+            draws, scores = self._forward(plan, self._pool) if plan.rows else ({}, {})
             checksums = {seal.block_id: self._seal(seal, self._pool) for seal in plan.seals}
-        return StepResult(plan.step, draws, checksums, time.perf_counter() - started)
+        return StepResult(plan.step, draws, checksums, time.perf_counter() - started, scores)
 
     def _copy(self, moves: Sequence[BlockMove], pool: KVPool) -> None:
         for move in moves:
             pool.data[move.target].copy_(pool.data[move.source])
 
-    def _forward(self, plan: StepPlan, pool: KVPool) -> dict[int, tuple[Draw, ...]]:
-        check_rows(plan.rows, pool.spec, pool.num_blocks, self.config.vocab_size)
+    def _forward(self, plan: StepPlan, pool: KVPool) -> tuple[dict[int, tuple[Draw, ...]], dict[int, Logprobs]]:
+        """Draws and scores by row key."""
         batch = build_batch(plan.rows, pool.spec, self._device, self.model.min_rows)
-        logits = self.model.forward(batch, self._layer_kvs)
-        # Every sample of a row is drawn from the same logits.
-        owners = [index for index, row in enumerate(batch.sampled_rows) for _ in row.samples]
-        specs = [spec for row in batch.sampled_rows for spec in row.samples]
-        if len(specs) > len(batch.sampled_rows):
-            logits = logits[owners]
-        drawn = iter(draw(logits, specs, self._draw_rows))
+        outputs = self.model.forward(batch, self._layer_kvs)
+        draws = draw(outputs.logits, [row.samples for row in batch.sampled_rows], self._draw_rows)
+        scores = self._score(outputs.scored, batch.scored_rows)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return {row.key: tuple(Draw(next(drawn)) for _ in row.samples) for row in batch.sampled_rows}
+        return {row.key: row_draws for row, row_draws in zip(batch.sampled_rows, draws, strict=True)}, scores
+
+    def _score(self, outputs: torch.Tensor, rows: Sequence[Row]) -> dict[int, Logprobs]:
+        """What the rows asked of their tokens; outputs [num_scored, hidden], one row's after another's."""
+        wanted = [(row.key, row.scored) for row in rows if row.scored is not None]
+        token_ids = [token for _, scored in wanted for token in scored.token_ids]
+        num_top = [scored.num_top for _, scored in wanted for _ in scored.token_ids]
+        found: list[Logprobs] = []
+        for first in range(0, len(token_ids), SCORED_AT_ONCE):
+            part = slice(first, first + SCORED_AT_ONCE)
+            logits = finite(self.model.logits(outputs[part]))
+            found += log_probabilities(logits, token_ids[part], num_top[part])
+        each = iter(found)
+        return {key: Logprobs.join(islice(each, len(scored.token_ids))) for key, scored in wanted}
 
     def _seal(self, seal: Seal, pool: KVPool) -> int:
         pool.data[seal.block_id, :, :, :, seal.num_tokens :].zero_()

@@ -37,6 +37,14 @@ class LlamaLayer:
     down: AnyLinear  # intermediate -> hidden
 
 
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Of one batch. Logits of scored tokens are for the caller to ask for, as many at once as it has memory for."""
+
+    logits: Tensor  # [num_sampled, vocab_size] float32
+    scored: Tensor  # [num_scored, hidden], see Llama.logits
+
+
 class Llama:
     """A Llama model ready to run; see load_llama.
 
@@ -66,8 +74,8 @@ class Llama:
         self.kernels = self.native or reference
         self.causal = reference.causal_tile(embedding.dtype, embedding.device)
 
-    def forward(self, batch: Batch, layer_kvs: list[Tensor]) -> Tensor:
-        """Logits of the sampled rows, [num_sampled, vocab_size] float32; writes the batch's KV into the pool.
+    def forward(self, batch: Batch, layer_kvs: list[Tensor]) -> Outputs:
+        """Run the batch; writes its KV into the pool.
 
         layer_kvs  per layer [num_blocks, num_kv_heads, kv(2), block_size, head_dim], the pool's own memory
         """
@@ -77,15 +85,23 @@ class Llama:
             q, keys, values = self._project(layer, hidden, angles, layer_kv, batch)
             attended = self._attend(q, keys, values, layer_kv, batch, batch.chunks)
             hidden = self._finish_layer(layer, hidden, attended)
-        # Of the last layer every token's KV is needed, but the output of sampled rows only.
-        layer, layer_kv = self.layers[-1], layer_kvs[-1]
-        q, keys, values = self._project(layer, hidden, angles, layer_kv, batch)
-        if not batch.num_sampled:
-            return hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
-        attended = self._attend(q, keys, values, layer_kv, batch, batch.chunk_ends)
-        sampled, attended = hidden.index_select(0, batch.sampled), attended.index_select(0, batch.sampled)
-        hidden = self._finish_layer(layer, sampled, attended)
-        return self.head.logits(self.kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps))[: batch.num_sampled]
+        # Of the last layer every token's KV is needed, but the output of sampled and of scored tokens only. Those go
+        # through it apart: what is drawn has the same bits whether scores are wanted or not.
+        layer_kv = layer_kvs[-1]
+        q, keys, values = self._project(self.layers[-1], hidden, angles, layer_kv, batch)
+        logits = hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+        scored = hidden.new_empty(0, self.config.hidden_size)
+        if batch.num_sampled:
+            attended = self._attend(q, keys, values, layer_kv, batch, batch.chunk_ends)
+            logits = self.logits(self._finish(hidden, attended, batch.sampled))[: batch.num_sampled]
+        if len(batch.scored):
+            attended = self._attend(q, keys, values, layer_kv, batch, batch.scored_chunks)
+            scored = self._finish(hidden, attended, batch.scored)
+        return Outputs(logits, scored)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """[num_rows, vocab_size] float32 of outputs [num_rows, hidden]"""
+        return self.head.logits(outputs)
 
     def _project(
         self, layer: LlamaLayer, hidden: Tensor, angles: tuple[Tensor, Tensor], layer_kv: Tensor, batch: Batch
@@ -124,6 +140,11 @@ class Llama:
                 keys, values = reference.gather_kv(layer_kv, chunk.block_ids)[:, :, : chunk.context]
             self.kernels.chunk_attention(q[rows], keys, values, self.causal, self.scale, out[rows])
         return out.flatten(1)
+
+    def _finish(self, hidden: Tensor, attended: Tensor, rows: Tensor) -> Tensor:
+        """Outputs of these rows of the last layer, [len(rows), hidden], normed as the head takes them."""
+        finished = self._finish_layer(self.layers[-1], hidden.index_select(0, rows), attended.index_select(0, rows))
+        return self.kernels.rms_norm(finished, self.norm, self.config.rms_norm_eps)
 
     def _finish_layer(self, layer: LlamaLayer, hidden: Tensor, attended: Tensor) -> Tensor:
         """The layer's output, in the place of `hidden`."""

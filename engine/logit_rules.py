@@ -7,10 +7,14 @@
     presence_penalty p        p is taken off the logit of each id that is among the outputs
     min_tokens                stop ids cannot be drawn before so many outputs
 
-In this order, before the temperature, for greedy draws, too. Nothing is kept between draws: all follows from the
-tokens, so a hand-off, a preemption or another attempt changes nothing. Called by the sampler.
+In this order, before the temperature, for greedy draws, too. Ids outside the vocabulary are passed over. Nothing is
+kept between draws: all follows from the tokens, so a hand-off, a preemption or another attempt changes nothing.
+Called by the sampler.
 """
 
+from collections.abc import Iterable
+
+import numpy
 import torch
 from torch import Tensor
 
@@ -18,31 +22,43 @@ from pdserve.core.sampling import SamplingParams
 from pdserve.engine.step import SampleSpec
 
 
-def apply_rules(logits: Tensor, spec: SampleSpec) -> None:
-    """Change the logits of one row in place. logits: [vocab_size] float32."""
+def apply_rules(logits: Tensor, spec: SampleSpec) -> Tensor:
+    """What is to be drawn from: a changed copy of a row, or the row itself when the spec changes nothing.
+
+    logits  [vocab_size] float32, no NaN and no plus infinity, and so is what is returned
+    """
     params = spec.params
+    holds_back = spec.output_index < params.min_tokens and bool(params.stop_ids)
+    penalises = params.has_penalties and bool(spec.history)
+    if not (params.logit_bias or penalises or holds_back):
+        return logits
+    logits = logits.clone()
     if params.logit_bias:
-        ids = [bias.token for bias in params.logit_bias]
-        values = torch.tensor([bias.value for bias in params.logit_bias], dtype=logits.dtype, device=logits.device)
-        logits.index_add_(0, _ids(ids, logits), values)
-    if params.has_penalties:
+        biases = [bias for bias in params.logit_bias if 0 <= bias.token < len(logits)]
+        values = torch.tensor([bias.value for bias in biases], dtype=logits.dtype, device=logits.device)
+        logits.index_add_(0, _ids((bias.token for bias in biases), logits), values)
+    if penalises:
         _penalise(logits, params, spec)
-    if spec.output_index < params.min_tokens:
-        stop_ids = [token for token in params.stop_ids if 0 <= token < len(logits)]
-        logits.index_fill_(0, _ids(stop_ids, logits), float("-inf"))
+    if holds_back:
+        logits.index_fill_(0, _ids(params.stop_ids, logits), float("-inf"))
+    # Dividing by a small penalty may have left the range of floats.
+    return logits.clamp_(max=torch.finfo(logits.dtype).max)
 
 
 def _penalise(logits: Tensor, params: SamplingParams, spec: SampleSpec) -> None:
     if params.repetition_penalty != 1.0:
-        seen = _ids(sorted(set(spec.history)), logits)
+        seen = _ids(spec.history, logits)
         values = logits[seen]
         factor = params.repetition_penalty
+        # An id that is there twice is written twice, the same value.
         logits[seen] = torch.where(values > 0, values / factor, values * factor)
     outputs = spec.history[spec.num_prompt :]
     if outputs and (params.frequency_penalty or params.presence_penalty):
-        ids, counts = _ids(list(outputs), logits).unique(return_counts=True)
+        ids, counts = _ids(outputs, logits).unique(return_counts=True)
         logits[ids] -= params.frequency_penalty * counts.to(logits.dtype) + params.presence_penalty
 
 
-def _ids(tokens: list[int], logits: Tensor) -> Tensor:
-    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+def _ids(tokens: Iterable[int], logits: Tensor) -> Tensor:
+    """Those of the vocabulary, [num_ids] int64."""
+    ids = torch.from_numpy(numpy.fromiter(tokens, dtype=numpy.int64))
+    return ids[(ids >= 0) & (ids < len(logits))].to(logits.device)

@@ -6,20 +6,24 @@
 
 Nothing of a random state exists between draws, so a sequence continues anywhere from its seed and index.
 Kept ids are those whose logit reaches a cutoff per row: top-k and min-p, then top-p of what they left, each give
-one (ids that tie with the last kept one are kept too, so order never matters). What a request changes about its
-logits before that stands in logit_rules. Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011. On a CPU the draw itself is kernels/draw.py, which looks only at ids that could win. Called by Engine.
+one (ids that tie with the last kept one are kept too, so order never matters; top-k 1 is greedy). What a request
+changes about its logits before that stands in logit_rules, which works on copies: samples share the logits of their
+row, and log-probabilities (likelihood.py) are those of the model itself. Philox: Salmon et al., "Parallel random
+numbers: as easy as 1, 2, 3", SC 2011. On a CPU the draw itself is kernels/draw.py, which looks only at ids that could
+win. Called by Engine.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pdserve.core.sampling import SamplingParams
+from pdserve.engine.likelihood import finite, log_probabilities
 from pdserve.engine.logit_rules import apply_rules
-from pdserve.engine.step import SampleSpec
+from pdserve.engine.step import Draw, SampleSpec
 from pdserve.kernels.draw import DrawRows
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -35,22 +39,24 @@ REACH = 26.1
 TOP_P_CANDIDATES = 256
 
 
-def draw(logits: Tensor, specs: Sequence[SampleSpec], draw_rows: DrawRows | None = None) -> list[int]:
-    """One token id per row.
+def draw(logits: Tensor, samples: Sequence[Sequence[SampleSpec]], native: DrawRows | None) -> list[tuple[Draw, ...]]:
+    """The draws of each row's samples, in their order, with the log-probabilities that they ask for.
 
-    logits     [num_sampled, vocab_size] float32; changed in place as the specs say
-    draw_rows  draws rows that have a temperature (kernels/draw.py); without it torch does, on any device
+    logits   [num_sampled, vocab_size] float32, read only
+    samples  what to draw from each row; all of a row's share its logits
+    native   draws in C++ (kernels/draw.py); without it torch does, on any device
+
+    A row without a likeliest id, because none is left to be drawn, gives id 0.
     """
+    logits = finite(logits)
+    specs = [spec for row_specs in samples for spec in row_specs]
     if not specs:
-        return []
-    for row, spec in enumerate(specs):
-        apply_rules(logits[row], spec)
-    tokens = logits.argmax(dim=-1)
-    random = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
-    if random:
-        rows = torch.tensor(random, device=logits.device)
-        tokens[rows] = _draw_random(logits.index_select(0, rows), [specs[row] for row in random], draw_rows)
-    return tokens.tolist()
+        return [() for _ in samples]
+    changed = [row for logit_row, row_specs in zip(logits, samples, strict=True) for row in _rows(logit_row, row_specs)]
+    tokens = _draw_natively(changed, specs, native) if native is not None else _draw_in_torch(changed, specs)
+    owners = [row for row, row_specs in enumerate(samples) for _ in row_specs]
+    found = iter(_draws(logits, owners, specs, tokens))
+    return [tuple(next(found) for _ in row_specs) for row_specs in samples]
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -65,67 +71,93 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Te
     return c0, c1, c2, c3
 
 
-def _draw_random(logits: Tensor, specs: list[SampleSpec], draw_rows: DrawRows | None) -> Tensor:
-    """[num_rows] int64 token ids of rows with a temperature; logits [num_rows, vocab_size]."""
-    device = logits.device
+def _rows(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Tensor]:
+    """What each sample of a row is drawn from: one tensor for neighbours that differ in nothing but the sample."""
+    rows: list[Tensor] = []
+    for index, spec in enumerate(specs):
+        is_same = index > 0 and replace(spec, sample=specs[index - 1].sample) == specs[index - 1]
+        rows.append(rows[-1] if is_same else apply_rules(logits, spec))
+    return rows
+
+
+def _draws(logits: Tensor, owners: list[int], specs: list[SampleSpec], tokens: list[int]) -> list[Draw]:
+    """owners: the row of the raw logits that each was drawn for."""
+    wanted = {index: spec.params.logprobs for index, spec in enumerate(specs) if spec.params.logprobs is not None}
+    draws = [Draw(token) for token in tokens]
+    if wanted:
+        rows = torch.tensor([owners[index] for index in wanted], device=logits.device)
+        found = log_probabilities(logits[rows], [tokens[index] for index in wanted], list(wanted.values()))
+        for index, logprobs in zip(wanted, found, strict=True):
+            draws[index] = Draw(tokens[index], logprobs)
+    return draws
+
+
+def _draw_natively(rows: list[Tensor], specs: list[SampleSpec], native: DrawRows) -> list[int]:
     params = [spec.params for spec in specs]
-    temperature = _column([param.temperature for param in params], torch.float64, device)
-    if draw_rows is not None:
-        words = torch.cat(_words(specs, device), dim=1).to(torch.uint32)
-        top_k = torch.tensor([param.top_k for param in params])
-        top_p, min_p = torch.tensor([[p.top_p for p in params], [p.min_p for p in params]], dtype=torch.float64)
-        return draw_rows(logits.contiguous(), words, temperature, top_k, top_p, min_p)
-    scaled = _scaled(logits, temperature)
-    scaled[scaled < _cutoffs(scaled, params)] = float("-inf")
-    return _draw_scaled(scaled, specs)
+    temperatures = [0.0 if param.is_greedy else param.temperature for param in params]
+    return native(
+        rows,
+        _words(specs),
+        temperatures,
+        [param.top_k for param in params],
+        [param.top_p for param in params],
+        [param.min_p for param in params],
+    )
 
 
-def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+def _draw_in_torch(rows: list[Tensor], specs: list[SampleSpec]) -> list[int]:
+    logits = torch.stack(rows)
+    tokens = logits.argmax(dim=-1)
+    random = [row for row, spec in enumerate(specs) if not spec.params.is_greedy]
+    if random:
+        chosen = torch.tensor(random, device=logits.device)
+        params = [specs[row].params for row in random]
+        temperatures = torch.tensor([param.temperature for param in params], dtype=torch.float64, device=logits.device)
+        scaled = _scaled(logits.index_select(0, chosen), temperatures[:, None])
+        scaled[scaled < _cutoffs(scaled, params)] = float("-inf")
+        tokens[chosen] = _draw_scaled(scaled, [specs[row] for row in random])
+    return tokens.tolist()
+
+
+def _scaled(logits: Tensor, temperatures: Tensor) -> Tensor:
     """Measured from the row's best logit, a tiny temperature makes the others -inf and never inf - inf."""
-    return (logits.double() - logits.amax(dim=1, keepdim=True).double()) / temperature
+    best = logits.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(logits.dtype).min)
+    return (logits.double() - best.double()) / temperatures
 
 
 def _draw_scaled(scaled: Tensor, specs: list[SampleSpec]) -> Tensor:
     """The formula in torch, for any device. scaled [num_rows, vocab_size] float64, -inf where an id is not kept."""
     device = scaled.device
     num_rows, vocab_size = scaled.shape
+    words = torch.tensor(_words(specs), device=device).T  # [4, num_rows]
     # Words of one counter serve four neighbouring ids: a row of quads is what one philox call draws for.
     quads = torch.nn.functional.pad(scaled, (0, -vocab_size % 4), value=float("-inf")).view(num_rows, -1, 4)
     kept = (quads > float("-inf")).any(dim=-1)
     if int(kept.sum()) * 2 > kept.numel():
-        scores = quads - _log_exponentials(torch.arange(kept.shape[1], device=device), _words(specs, device))
+        scores = quads - _log_exponentials(torch.arange(kept.shape[1], device=device), words[:, :, None])
     else:
         # Few are left: drawing for those alone gives them the same numbers.
         row, quad = kept.nonzero(as_tuple=True)
-        noise = _log_exponentials(quad, [word[row, 0] for word in _words(specs, device)])
         scores = torch.full_like(quads, float("-inf"))
-        scores[row, quad] = quads[row, quad] - noise
+        scores[row, quad] = quads[row, quad] - _log_exponentials(quad, words[:, row])
     return scores.view(num_rows, -1).argmax(dim=1)
 
 
-def _words(specs: list[SampleSpec], device: torch.device) -> list[Tensor]:
-    """Output index, sample and the two halves of the seed, each [num_rows, 1] int64."""
-    seeds = [spec.params.seed for spec in specs]
-    columns = (
-        [spec.output_index & U32 for spec in specs],
-        [spec.sample & U32 for spec in specs],
-        [seed & U32 for seed in seeds],
-        [(seed >> 32) & U32 for seed in seeds],
-    )
-    return [_column(column, torch.int64, device) for column in columns]
+def _words(specs: list[SampleSpec]) -> list[tuple[int, int, int, int]]:
+    """Output index, sample and the two halves of the seed of each draw."""
+    return [
+        (spec.output_index & U32, spec.sample & U32, spec.params.seed & U32, (spec.params.seed >> 32) & U32)
+        for spec in specs
+    ]
 
 
-def _log_exponentials(quad: Tensor, words: list[Tensor]) -> Tensor:
-    """ln E of the four ids of each quad, [..., 4] float64; quad and words (see _words) broadcast together."""
+def _log_exponentials(quad: Tensor, words: Tensor) -> Tensor:
+    """ln E of the four ids of each quad, [..., 4] float64; quad and the four words (see _words) broadcast together."""
     index, sample, low, high = words
     bits = torch.stack(
         torch.broadcast_tensors(*philox((quad, index, sample, torch.zeros_like(index)), (low, high))), -1
     )
     return bits.double().add_(0.5).mul_(-(2.0**-32)).log1p_().neg_().log_()
-
-
-def _column(values: list[float] | list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
 
 def _cutoffs(scaled: Tensor, params: list[SamplingParams]) -> Tensor:

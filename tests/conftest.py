@@ -3,6 +3,7 @@
 Cheap, because it runs around every test: it reads a few entries of /proc and looks closer only when
 something is new. ZeroMQ sockets and event loops show up as [eventfd] and [eventpoll] descriptors,
 pools as memfd. Longer-lived fixtures exist before the check starts, so what they hold is no leak.
+Hypothesis has one profile for all tests.
 """
 
 import asyncio
@@ -14,6 +15,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 ROUNDS = 20
 ROUND_S = 0.05

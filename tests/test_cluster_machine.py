@@ -7,7 +7,7 @@ once nothing more happens all is over, and nothing held, within what repeats a m
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -144,8 +144,6 @@ def with_settings(max_examples: int, num_steps: int) -> Callable[[], type]:
         max_examples=max_examples,
         stateful_step_count=num_steps,
         derandomize=True,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
     )
     return machine
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "vector.h"
@@ -219,11 +220,32 @@ int64_t first_largest(const float* logits, int64_t count) {
     return 0;
 }
 
+// What does not depend on the random numbers: the best logit and the lowest value that may be drawn.
+struct Candidates {
+    const float* logits;
+    double temperature;
+    Limits limits;
+    int64_t likeliest;
+    double cutoff;
+
+    Candidates(const float* logits, int64_t vocab_size, double temperature, Limits limits)
+        : logits(logits), temperature(temperature), limits(limits), likeliest(first_largest(logits, vocab_size)),
+          cutoff(temperature > 0 ? values(vocab_size).cutoff(limits) : 0) {}
+
+    Scaled values(int64_t vocab_size) const { return Scaled(logits, vocab_size, logits[likeliest], temperature); }
+
+    bool are_those_of(const float* other, double its_temperature, Limits its) const {
+        return logits == other && temperature == its_temperature && limits.top_k == its.top_k &&
+               limits.top_p == its.top_p && limits.min_p == its.min_p;
+    }
+};
+
 // words: output index, sample, low and high half of the seed
-int64_t draw_row(const float* logits, int64_t vocab_size, const uint32_t* words, double temperature, Limits limits) {
-    const int64_t likeliest = first_largest(logits, vocab_size);
-    const Scaled values(logits, vocab_size, logits[likeliest], temperature);
-    Row row{values, values.cutoff(limits)};
+int64_t draw_row(const Candidates& candidates, int64_t vocab_size, const uint32_t* words) {
+    const int64_t likeliest = candidates.likeliest;
+    if (candidates.temperature == 0) return likeliest;
+    const Scaled values = candidates.values(vocab_size);
+    Row row{values, candidates.cutoff};
     row.token = likeliest;
     Bits bits[4];
     philox(uint32_t(likeliest / 4), words, bits);
@@ -246,10 +268,14 @@ int64_t draw_row(const float* logits, int64_t vocab_size, const uint32_t* words,
 
 }  // namespace
 
-extern "C" void draw_rows(const float* logits, int64_t num_rows, int64_t vocab_size, const uint32_t* words,
+extern "C" void draw_rows(const float* const* rows, int64_t num_rows, int64_t vocab_size, const uint32_t* words,
                           const double* temperatures, const int64_t* top_k, const double* top_p, const double* min_p,
                           int64_t* tokens) {
-    for (int64_t row = 0; row < num_rows; ++row)
-        tokens[row] = draw_row(logits + row * vocab_size, vocab_size, words + 4 * row, temperatures[row],
-                               Limits{top_k[row], top_p[row], min_p[row]});
+    std::optional<Candidates> candidates;
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const Limits limits{top_k[row], top_p[row], min_p[row]};
+        if (!candidates || !candidates->are_those_of(rows[row], temperatures[row], limits))
+            candidates.emplace(rows[row], vocab_size, temperatures[row], limits);
+        tokens[row] = draw_row(*candidates, vocab_size, words + 4 * row);
+    }
 }

@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.cluster import codec
@@ -36,7 +36,7 @@ HASH = BlockHash(bytes(range(16, 32)))
 HERE, THERE = Epoch(1_700_000_000_000_000_000, 2**64 - 1), Epoch(1, 2)
 MESSAGES = sorted(codec.MESSAGE_TYPES, key=lambda cls: cls.__name__)
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=150)
 
 
 def values(annotation, name):
@@ -115,7 +115,7 @@ def refusal(frame):
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 def test_every_message_comes_out_as_it_went_in(cls, data):
     message = data.draw(values(cls, ""))
     sender, addressee = data.draw(any_epoch), data.draw(any_epoch)

@@ -57,7 +57,7 @@ def logits_of(engine, row: Row) -> torch.Tensor:
     """The row's logits, [vocab_size], before sampling."""
     batch = build_batch([row], engine._pool.spec, torch.device("cpu"), 4)
     with torch.inference_mode():
-        return engine.model.forward(batch, engine._layer_kvs)[0]
+        return engine.model.forward(batch, engine._layer_kvs).logits[0]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from pdserve.core.sampling import Bias, SamplingParams
 from pdserve.engine.logit_rules import apply_rules
 from pdserve.engine.sampler import draw
-from pdserve.engine.step import SampleSpec
+from pdserve.engine.step import Draw, SampleSpec
 
 VOCAB_SIZE = 50
 
@@ -18,9 +18,7 @@ def make_spec(prompt: list[int], outputs: list[int], **params: object) -> Sample
 
 
 def changed(logits: list[float], spec: SampleSpec) -> list[float]:
-    row = torch.tensor(logits)
-    apply_rules(row, spec)
-    return row.tolist()
+    return apply_rules(torch.tensor(logits), spec).tolist()
 
 
 def slowly(logits: list[float], spec: SampleSpec) -> list[float]:
@@ -72,14 +70,36 @@ def test_a_stop_id_that_is_favoured_still_cannot_be_drawn_too_soon():
 def test_penalties_and_biases_decide_greedy_draws_too():
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 7], logits[0, 8] = 2.0, 1.5
-    assert draw(logits.clone(), [make_spec([1], [])]) == [7]
-    assert draw(logits.clone(), [make_spec([1], [7], frequency_penalty=1.0)]) == [8]
-    assert draw(logits.clone(), [make_spec([1], [], logit_bias=(Bias(30, 3.0),))]) == [30]
+    assert draw(logits, [(make_spec([1], []),)], None) == [(Draw(7),)]
+    assert draw(logits, [(make_spec([1], [7], frequency_penalty=1.0),)], None) == [(Draw(8),)]
+    assert draw(logits, [(make_spec([1], [], logit_bias=(Bias(30, 3.0),)),)], None) == [(Draw(30),)]
 
 
-def test_rules_of_one_row_leave_the_others_alone():
-    logits = torch.randn(2, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
-    before = logits[1].clone()
-    specs = [make_spec([1, 2], [3], repetition_penalty=1.5, logit_bias=(Bias(1, 5.0),)), make_spec([1], [2])]
-    draw(logits, specs)
-    assert torch.equal(logits[1], before)
+def test_a_row_is_copied_only_when_something_about_it_changes():
+    logits = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    before = logits.clone()
+    held_back = {"min_tokens": 2, "stop_ids": (3,)}
+    unchanged = [make_spec([1], [2]), make_spec([1], [2, 3], **held_back), make_spec([], [], presence_penalty=1.0)]
+    assert all(apply_rules(logits, spec) is logits for spec in unchanged)
+    changing = [make_spec([1], [2], **held_back), make_spec([1, 2], [3], repetition_penalty=1.5)]
+    assert not any(torch.equal(apply_rules(logits, spec), before) for spec in changing)
+    assert torch.equal(logits, before)
+
+
+def test_ids_outside_the_vocabulary_are_passed_over():
+    spec = make_spec(
+        [VOCAB_SIZE, 1],
+        [-1],
+        logit_bias=(Bias(VOCAB_SIZE, 5.0), Bias(-1, 5.0)),
+        frequency_penalty=1.0,
+        min_tokens=5,
+        stop_ids=(VOCAB_SIZE + 7, -1),
+    )
+    assert changed([1.0] * VOCAB_SIZE, spec) == [1.0] * VOCAB_SIZE
+
+
+def test_a_penalty_that_leaves_the_range_of_floats_ends_at_its_edge():
+    largest = torch.finfo(torch.float32).max
+    spec = make_spec([7, 8, 9], [], repetition_penalty=0.01)
+    logits = [0.0] * 7 + [largest, -largest, float("-inf")] + [0.0] * 40
+    assert changed(logits, spec)[7:10] == [largest, pytest.approx(-largest / 100), float("-inf")]

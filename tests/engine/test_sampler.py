@@ -6,11 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from pdserve.core.sampling import SamplingParams
-from pdserve.engine import sampler
 from pdserve.engine.sampler import philox
-from pdserve.engine.step import SampleSpec
-from pdserve.kernels.draw import DrawRows, load_draw
+from tests.engine.drawing import draw, draw_one, draw_slowly, make_logits, make_spec
 
 # Published known answers of philox4x32-10: counter, key, output.
 KNOWN_ANSWERS = [
@@ -24,57 +21,6 @@ KNOWN_ANSWERS = [
 ]
 
 
-@pytest.fixture(autouse=True, params=["torch", "native"])
-def draw_rows(request: pytest.FixtureRequest) -> None:
-    """Every test draws in torch, then in C++."""
-    global way
-    way = None if request.param == "torch" else load_draw()
-    if request.param == "native" and way is None:
-        pytest.skip("no compiler for the C++ kernels")
-
-
-way: DrawRows | None = None
-
-
-def draw(logits: torch.Tensor, specs: list[SampleSpec]) -> list[int]:
-    return sampler.draw(logits, specs, way)
-
-
-def make_spec(output_index: int = 0, sample: int = 0, **params) -> SampleSpec:
-    return SampleSpec(SamplingParams(**{"temperature": 1.0} | params), output_index, sample)
-
-
-def draw_one(logits: torch.Tensor, spec: SampleSpec) -> int:
-    return draw(logits[None].clone(), [spec])[0]
-
-
-def draw_slowly(logits: list[float], kept: list[int], spec: SampleSpec) -> int:
-    """The formula in plain Python, an id at a time."""
-    seed, temperature = spec.params.seed, spec.params.temperature
-
-    def score(token: int) -> float:
-        counter = [token >> 2, spec.output_index, spec.sample, 0]
-        words = philox_slowly(counter, [seed & 0xFFFFFFFF, seed >> 32])
-        exponential = -math.log1p(-(words[token & 3] + 0.5) * 2**-32)
-        return logits[token] / temperature - math.log(exponential)
-
-    return max(kept, key=lambda token: (score(token), -token))
-
-
-def philox_slowly(counter: list[int], key: list[int]) -> list[int]:
-    c, (k0, k1) = list(counter), key
-    for _ in range(10):
-        high0, low0 = divmod(0xD2511F53 * c[0], 1 << 32)
-        high1, low1 = divmod(0xCD9E8D57 * c[2], 1 << 32)
-        c = [high1 ^ c[1] ^ k0, low1, high0 ^ c[3] ^ k1, low0]
-        k0, k1 = (k0 + 0x9E3779B9) % (1 << 32), (k1 + 0xBB67AE85) % (1 << 32)
-    return c
-
-
-def make_logits(vocab_size: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
-    return torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
-
-
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_philox_gives_the_published_answers(counter, key, expected):
     def word(value):
@@ -86,30 +32,30 @@ def test_philox_gives_the_published_answers(counter, key, expected):
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**64 - 1])
 @pytest.mark.parametrize("vocab_size", [5, 260, 1003])
-def test_a_draw_is_the_documented_formula(seed, vocab_size):
+def test_a_draw_is_the_documented_formula(seed, vocab_size, native):
     logits = make_logits(vocab_size, seed=vocab_size)
     for index in range(5):
         spec = make_spec(output_index=index, sample=index % 2, seed=seed, temperature=0.7)
-        assert draw_one(logits, spec) == draw_slowly(logits.tolist(), range(vocab_size), spec)
+        assert draw_one(logits, spec, native) == draw_slowly(logits.tolist(), range(vocab_size), spec)
 
 
-def test_ids_too_unlikely_to_be_drawn_are_skipped_without_changing_the_draw():
+def test_ids_too_unlikely_to_be_drawn_are_skipped_without_changing_the_draw(native):
     logits = make_logits(500, scale=30.0)
     for index in range(20):
         spec = make_spec(output_index=index, seed=3)
-        assert draw_one(logits, spec) == draw_slowly(logits.tolist(), range(500), spec)
+        assert draw_one(logits, spec, native) == draw_slowly(logits.tolist(), range(500), spec)
 
 
-def test_top_k_keeps_the_k_largest():
+def test_top_k_keeps_the_k_largest(native):
     logits = make_logits(200)
     kept = logits.topk(7).indices.tolist()
     for index in range(20):
         spec = make_spec(output_index=index, top_k=7, temperature=3.0)
-        assert draw_one(logits, spec) == draw_slowly(logits.tolist(), kept, spec)
+        assert draw_one(logits, spec, native) == draw_slowly(logits.tolist(), kept, spec)
 
 
 @pytest.mark.parametrize(("top_p", "vocab_size"), [(0.5, 200), (0.95, 200), (0.999, 3000)])
-def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, vocab_size):
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, vocab_size, native):
     logits = make_logits(vocab_size)
     order = logits.sort(descending=True).indices.tolist()
     probabilities = (logits.double() / 2.0).softmax(0)
@@ -121,55 +67,55 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, vocab_size):
         total += float(probabilities[token])
     for index in range(20):
         spec = make_spec(output_index=index, top_p=top_p, temperature=2.0)
-        assert draw_one(logits, spec) == draw_slowly(logits.tolist(), kept, spec)
+        assert draw_one(logits, spec, native) == draw_slowly(logits.tolist(), kept, spec)
 
 
 @pytest.mark.parametrize("min_p", [0.02, 0.3, 1.0])
-def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest(min_p):
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest(min_p, native):
     logits = make_logits(200)
     probabilities = (logits.double() / 2.0).softmax(0)
     kept = [token for token in range(200) if probabilities[token] >= min_p * probabilities.max()]
     for index in range(20):
         spec = make_spec(output_index=index, min_p=min_p, temperature=2.0)
-        assert draw_one(logits, spec) == draw_slowly(logits.tolist(), kept, spec)
+        assert draw_one(logits, spec, native) == draw_slowly(logits.tolist(), kept, spec)
 
 
-def test_top_p_acts_on_what_min_p_left():
+def test_top_p_acts_on_what_min_p_left(native):
     logits = torch.tensor([2.0, 1.9, 1.8, 1.0])
-    drawn = {draw_one(logits, make_spec(output_index=i, min_p=0.85, top_p=0.5)) for i in range(50)}
+    drawn = {draw_one(logits, make_spec(output_index=i, min_p=0.85, top_p=0.5), native) for i in range(50)}
     assert drawn == {0}
 
 
-def test_top_p_of_a_flat_row_looks_past_its_first_candidates():
-    drawn = {draw_one(torch.zeros(4000), make_spec(output_index=index, top_p=0.9)) for index in range(50)}
+def test_top_p_of_a_flat_row_looks_past_its_first_candidates(native):
+    drawn = {draw_one(torch.zeros(4000), make_spec(output_index=index, top_p=0.9), native) for index in range(50)}
     assert len(drawn) > 40
 
 
-def test_top_p_acts_on_what_top_k_left():
+def test_top_p_acts_on_what_top_k_left(native):
     logits = torch.tensor([2.0, 1.9, 1.8, 1.7])
-    drawn = {draw_one(logits, make_spec(output_index=i, top_k=2, top_p=0.5)) for i in range(50)}
+    drawn = {draw_one(logits, make_spec(output_index=i, top_k=2, top_p=0.5), native) for i in range(50)}
     assert drawn == {0}
 
 
 @pytest.mark.parametrize("params", [{"top_p": 0.0}, {"top_p": 1e-9}, {"top_k": 1}, {"temperature": 1e-300}])
-def test_extreme_parameters_choose_the_most_likely_token(params):
+def test_extreme_parameters_choose_the_most_likely_token(params, native):
     logits = make_logits(100)
-    assert draw_one(logits, make_spec(**params)) == int(logits.argmax())
+    assert draw_one(logits, make_spec(**params), native) == int(logits.argmax())
 
 
-def test_a_greedy_tie_goes_to_the_lowest_id():
+def test_a_greedy_tie_goes_to_the_lowest_id(native):
     logits = torch.zeros(1000)
     logits[[7, 500, 999]] = 1.0
-    assert draw_one(logits, make_spec(temperature=0.0)) == 7
+    assert draw_one(logits, make_spec(temperature=0.0), native) == 7
 
 
-def test_stop_ids_are_suppressed_until_min_tokens_are_out():
+def test_stop_ids_are_suppressed_until_min_tokens_are_out(native):
     logits = torch.tensor([5.0, 4.0, 3.0])
     params = {"temperature": 0.0, "min_tokens": 2, "stop_ids": (0, 99)}
-    assert [draw_one(logits, make_spec(output_index=index, **params)) for index in range(3)] == [1, 1, 0]
+    assert [draw_one(logits, make_spec(output_index=index, **params), native) for index in range(3)] == [1, 1, 0]
 
 
-def test_a_mixed_batch_draws_what_each_row_draws_alone():
+def test_a_mixed_batch_draws_what_each_row_draws_alone(native):
     specs = [
         make_spec(temperature=0.0),
         make_spec(seed=1),
@@ -179,19 +125,19 @@ def test_a_mixed_batch_draws_what_each_row_draws_alone():
         make_spec(seed=4, top_k=900, top_p=0.99, min_tokens=3, stop_ids=(1, 2)),
     ]
     logits = torch.stack([make_logits(1000, seed=row) for row in range(len(specs))])
-    alone = [draw_one(logits[row], spec) for row, spec in enumerate(specs)]
-    assert draw(logits.clone(), specs) == alone
-    assert draw(logits.flip(0).clone(), specs[::-1]) == alone[::-1]
+    alone = [draw_one(logits[row], spec, native) for row, spec in enumerate(specs)]
+    assert draw(logits, specs, native) == alone
+    assert draw(logits.flip(0), specs[::-1], native) == alone[::-1]
 
 
-def test_indices_and_samples_draw_independently():
+def test_indices_and_samples_draw_independently(native):
     logits = torch.zeros(5000)
-    drawn = [draw_one(logits, make_spec(output_index=index, sample=s)) for index in range(20) for s in range(2)]
+    drawn = [draw_one(logits, make_spec(output_index=index, sample=s), native) for index in range(20) for s in range(2)]
     assert len(set(drawn)) > 35
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"temperature": 0.5}, {"top_p": 0.7}])
-def test_draws_follow_the_exact_distribution(params):
+def test_draws_follow_the_exact_distribution(params, native):
     logits, num_draws = make_logits(12, seed=5, scale=1.0), 4000
     temperature = params.get("temperature", 1.0)
     expected = (logits.double() / temperature).softmax(0)
@@ -202,7 +148,7 @@ def test_draws_follow_the_exact_distribution(params):
         expected[order.indices[order.values.cumsum(0) - order.values >= 0.7]] = 0
     expected /= expected.sum()
     specs = [make_spec(output_index=index, seed=11, **params) for index in range(num_draws)]
-    counts = Counter(draw(logits.repeat(num_draws, 1), specs))
+    counts = Counter(draw(logits.repeat(num_draws, 1), specs, native))
     kept = [token for token in range(12) if expected[token] > 0]
     assert set(counts) <= set(kept)
     chi_square = sum((counts[t] - num_draws * expected[t]) ** 2 / (num_draws * expected[t]) for t in kept)
@@ -210,18 +156,18 @@ def test_draws_follow_the_exact_distribution(params):
     assert chi_square < len(kept) + 6 * math.sqrt(2 * len(kept))
 
 
-def test_no_rows_draw_nothing():
-    assert draw(torch.empty(0, 10), []) == []
+def test_no_rows_draw_nothing(native):
+    assert draw(torch.empty(0, 10), [], native) == []
 
 
-def test_logits_that_are_not_numbers_still_give_an_id_of_the_vocabulary():
+def test_logits_that_are_not_numbers_still_give_an_id_of_the_vocabulary(native):
     logits = torch.full((3, 10), float("nan"))
-    tokens = draw(logits, [make_spec(temperature=0.0), make_spec(), make_spec(top_k=3, top_p=0.5)])
+    tokens = draw(logits, [make_spec(temperature=0.0), make_spec(), make_spec(top_k=3, top_p=0.5)], native)
     assert all(0 <= token < 10 for token in tokens)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 3, 15, 16, 17, 63, 64, 65, 1003, 49152])
-def test_both_ways_draw_the_same_ids(vocab_size: int):
+def test_both_ways_draw_the_same_ids(vocab_size: int, native):
     rows, params = 40, [{}, {"temperature": 0.05}, {"temperature": 2.0}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.1}]
     logits = torch.stack(
         [make_logits(vocab_size, seed=row, scale=[0.0, 1.0, 5.0, 40.0][row % 4]) for row in range(rows)]
@@ -229,4 +175,4 @@ def test_both_ways_draw_the_same_ids(vocab_size: int):
     specs = [
         make_spec(output_index=row, sample=row % 3, seed=row**9, **params[row % len(params)]) for row in range(rows)
     ]
-    assert draw(logits.clone(), specs) == sampler.draw(logits.clone(), specs)
+    assert draw(logits, specs, native) == draw(logits, specs, None)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.router.api import HARMLESS_FIELDS, LATER_FIELDS
@@ -58,7 +58,7 @@ def check_bodies(text, strategy, num_examples):
         context = open_door(says(text, "ok"), text)
         door = runner.run(context.__aenter__())
 
-        @settings(max_examples=num_examples, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=num_examples)
         @given(strategy)
         def check(drawn):
             path, body = drawn

@@ -1,0 +1,15 @@
+"""Both ways to draw: in torch, which any device can, and in C++."""
+
+import pytest
+
+from pdserve.kernels.draw import DrawRows, load_draw
+
+
+@pytest.fixture(params=["torch", "native"])
+def native(request: pytest.FixtureRequest) -> DrawRows | None:
+    if request.param == "torch":
+        return None
+    loaded = load_draw()
+    if loaded is None:
+        pytest.skip("no compiler for the C++ kernels")
+    return loaded
