@@ -13,7 +13,7 @@ from pdserve.kernels import library, reference
 from pdserve.kernels.cpu import CpuKernels, load_kernels
 from pdserve.kernels.library import LibraryError, compile_into, load_library
 from tests.checkpoints import VOCAB_SIZE, make_llama_checkpoint
-from tests.engine.steps import generate, make_engine, make_row, table
+from tests.engine.steps import generate, make_engine, make_row, table, tokens_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -105,7 +105,7 @@ def test_an_engine_on_the_reference_draws_the_same_tokens_as_one_on_the_compiled
                 make_row([steps[-1][i]], len(prompts[i]) + len(steps) - 1, key=i, blocks=tables[i])
                 for i in range(len(prompts))
             )
-            result = engine.step(StepPlan(0, rows)).tokens
+            result = tokens_of(engine.step(StepPlan(0, rows)))
             steps.append([result[i] for i in range(len(prompts))])
         drawn[serves_reference] = steps
     assert drawn[True] == drawn[False]
