@@ -73,12 +73,16 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a node can hold. Router and peers refuse what cannot fit, with both numbers."""
+    """What a node can hold. Router and peers refuse what cannot fit, with both numbers.
+
+    token_bytes: of the KV of one token
+    """
 
     num_blocks: int
     block_size: int
     max_model_len: int
     max_running: int
+    token_bytes: int
 
     @property
     def num_tokens(self) -> int:

@@ -73,7 +73,7 @@ def load_node_parts(name: str, serving: NodeServing, memory: Memory, compute: Co
     engine.attach(pool)
     phases.end("KV pool")
     facts = _facts(model_dir, engine, spec)
-    capacity = Capacity(num_blocks, spec.block_size, engine.max_model_len, max_running)
+    capacity = Capacity(num_blocks, spec.block_size, engine.max_model_len, max_running, spec.token_bytes)
     phases.end("digests")
     cost = thread.call(lambda engine: warm_up(engine, pool))
     phases.end("warm up")

@@ -12,7 +12,7 @@ index, in order, whoever sends it. Called by RouterService.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pdserve.cluster.events import Received, Tick
@@ -36,7 +36,7 @@ from pdserve.cluster.messages import (
     Tokens,
 )
 from pdserve.core.block_hash import BlockHasher
-from pdserve.core.ids import Epoch, NodeId, RequestId
+from pdserve.core.ids import BlockHash, Epoch, NodeId, RequestId
 from pdserve.router.placement import Node, Place, pick, pick_other
 from pdserve.router.record import Plan, Record
 
@@ -225,7 +225,7 @@ class Dispatcher:
             record.times.dispatched = now
         prompt, outputs = record.packed()
         hashes = record.hashes(self._hasher)
-        place.computing.prompts[record.request] = record.num_tokens
+        place.computing.prompts[record.request] = place.computing.num_lacking(record.num_tokens, hashes)
         common = (record.request, record.attempt, prompt, outputs, hashes, record.params)
         urgency = (record.priority, self._deadline_s(record, now))
         actions: list[Action] = []
@@ -244,7 +244,11 @@ class Dispatcher:
         return max(0.0, record.times.arrived + self._ttft_slo_s - now)
 
     def _pick(self, record: Record, max_prompts: float) -> Place | None:
-        return pick(record, self._staying(), max_prompts, self._cooperative)
+        return pick(record, self._hashes(record), self._staying(), max_prompts, self._cooperative)
+
+    def _hashes(self, record: Record) -> Sequence[BlockHash]:
+        """Names of the request's blocks; none before any node has joined."""
+        return () if self._hasher is None else record.hashes(self._hasher)
 
     def _staying(self) -> list[Node]:
         return [node for node in self.nodes.values() if not node.is_leaving]
@@ -447,7 +451,7 @@ class Dispatcher:
         coming = self._coming() if late else {}
         actions: list[Action] = []
         for record in late:
-            place = pick_other(record, self._staying(), coming)
+            place = pick_other(record, self._hashes(record), self._staying(), coming)
             if place is None:
                 record.is_overdue, record.handoff_due = True, now + self._handoff_deadline_s
                 continue

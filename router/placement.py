@@ -1,16 +1,29 @@
 """Which nodes serve a request: what the router knows of each node, and the pick among them.
 
-Pure: reads the nodes, changes none. Called by Dispatcher, which owns them.
+    prompt  to the node that has its first token soonest: its line, then the tokens that its cache lacks
+    stream  to the decode node whose cache saves the most transfer, else to the one with the fewest streams
+
+What a cache saves counts in seconds, less what more streams than elsewhere take (Savings): so a prompt that no
+node has seen is placed by lines and streams alone. Pure: reads the nodes, changes none. Called by Dispatcher,
+which owns them.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pdserve.cluster.messages import Capacity, Gauges, Link, Peer, Role
-from pdserve.core.ids import NodeId, RequestId
+from pdserve.core.ids import BlockHash, NodeId, RequestId
 from pdserve.router.prefix_index import PrefixIndex
 from pdserve.router.record import Plan, Record
+
+# Steps that a new stream is taken to share with those that are there already: a short answer's. What a request may
+# grow to (max_tokens) says little about what it will.
+SHARED_STEPS = 32
+# A decode node computes a prompt beside idle prefill nodes when each of those would have this many times the work.
+SPARED = 2
+# Of a link that nobody has measured: TCP over loopback (docs/performance.md).
+UNMEASURED_BYTES_PER_S = 1e9
 
 
 @dataclass(slots=True)
@@ -69,8 +82,12 @@ class Node:
         gauges = self.gauges
         return (gauges.num_free + gauges.num_cached - gauges.num_reserved) * self.capacity.block_size
 
+    def num_lacking(self, num_tokens: int, hashes: Sequence[BlockHash]) -> int:
+        """Tokens of a request that it would have to compute; the last one is always run."""
+        return max(1, num_tokens - self.cache.num_leading(hashes) * self.capacity.block_size)
+
     def prefill_s(self, num_tokens: int) -> float:
-        """Seconds until it would have computed a prompt that is given to it now; 0 until its first beat."""
+        """Seconds until it would have computed so many tokens that are given to it now; 0 until its first beat."""
         return (self.num_prompt_tokens + num_tokens) * self.gauges.token_s if self.gauges else 0.0
 
 
@@ -95,26 +112,78 @@ class Place:
         return Plan.SPLIT if self.decode else Plan.PREFILL_ONLY
 
 
-def pick(record: Record, nodes: Collection[Node], max_prompts: float, cooperative: bool) -> Place | None:
+class Savings:
+    """What the prefix caches of `nodes` save one request, in seconds, at most to nothing.
+
+    A decode node with more streams than another saves less: each of them, and the new one, has its next
+    SHARED_STEPS tokens later by about what a token takes there. So a hot prefix draws requests to the nodes that
+    hold it until those are busier than it is worth, and a short one hardly any. Where the pool has no room, a
+    request would wait for blocks, whatever is cached there: nothing is saved.
+    """
+
+    def __init__(self, record: Record, hashes: Sequence[BlockHash], nodes: Collection[Node]):
+        self._record = record
+        self._hashes = hashes
+        self._fewest = min((len(node.streams) for node in nodes if node.role is not Role.PREFILL), default=0)
+        self._lacking: dict[NodeId, int] = {}
+        self._found: dict[NodeId, int] = {}
+
+    def num_lacking(self, node: Node) -> int:
+        """Tokens that it would have to compute."""
+        if node.node not in self._lacking:
+            self._lacking[node.node] = node.num_lacking(self._record.num_tokens, self._hashes)
+        return self._lacking[node.node]
+
+    def first_token_s(self, node: Node) -> float:
+        """Seconds until it would have the first token, its own cache and its streams counted."""
+        num_tokens = self._record.num_tokens
+        all_s = node.prefill_s(num_tokens)
+        return all_s - self._net(node, all_s - node.prefill_s(self.num_lacking(node)))
+
+    def transfer_s(self, place: Place) -> float:
+        """Seconds on the link that blocks which the decode node has already need not take."""
+        if place.prefill is None or place.decode is None:
+            return 0.0
+        node = place.decode
+        if node.node not in self._found:
+            self._found[node.node] = node.cache.num_found(self._hashes)
+        num_bytes = self._found[node.node] * node.capacity.block_size * node.capacity.token_bytes
+        return self._net(node, num_bytes / (node.links[place.prefill.node].bytes_per_s or UNMEASURED_BYTES_PER_S))
+
+    def _net(self, node: Node, saved_s: float) -> float:
+        if node.role is Role.PREFILL:
+            return saved_s
+        if node.gauges is None or node.num_spare_tokens < self._record.num_tokens:
+            return 0.0
+        crowding_s = (len(node.streams) - self._fewest) * SHARED_STEPS * node.gauges.token_s
+        return max(0.0, saved_s - crowding_s)
+
+
+def pick(
+    record: Record, hashes: Sequence[BlockHash], nodes: Collection[Node], max_prompts: float, cooperative: bool
+) -> Place | None:
     """Where the request has its first token soonest, or None when no node has a place for it.
 
+    hashes       names of the request's blocks
     max_prompts  a node that has this many prompts is given no more
     cooperative  whether decode nodes compute prompts when that is sooner than to wait in a prefill node's line
     """
-    places = list(_places(record, nodes, max_prompts, cooperative))
+    savings = Savings(record, hashes, nodes)
 
-    def cost(place: Place) -> tuple[bool, float, bool, int, int, NodeId]:
+    def cost(place: Place) -> tuple[bool, float, bool, int, float, int, NodeId]:
         node = place.computing
         num_streams = len(place.decode.streams) if place.decode else 0
         # Equally soon, a decode node is left to its streams.
         lends = place.prefill is None and node.role is Role.DECODE
-        soonest = (node.starts_no_prompt, node.prefill_s(record.num_tokens))
-        return *soonest, lends, node.num_prompt_tokens, num_streams, node.node
+        soonest = (node.starts_no_prompt, savings.first_token_s(node))
+        return *soonest, lends, node.num_prompt_tokens, -savings.transfer_s(place), num_streams, node.node
 
-    return min(places, key=cost, default=None)
+    return min(_places(record, nodes, max_prompts, cooperative, savings), key=cost, default=None)
 
 
-def pick_other(record: Record, nodes: Collection[Node], coming: Mapping[NodeId, int]) -> Place | None:
+def pick_other(
+    record: Record, hashes: Sequence[BlockHash], nodes: Collection[Node], coming: Mapping[NodeId, int]
+) -> Place | None:
     """Where a request goes on whose decode node has no blocks for it in time, or None.
 
     The prefill node that has its blocks stays its source while it can. A decode node must have blocks for it
@@ -130,10 +199,12 @@ def pick_other(record: Record, nodes: Collection[Node], coming: Mapping[NodeId, 
         return node.node not in (record.decode_node, *record.left) and node.num_spare_tokens >= needed
 
     decoders = [node for node in nodes if node.role is not Role.PREFILL and has_room(node)]
-    return pick(record, [*(source or prefills), *decoders], math.inf, cooperative=False)
+    return pick(record, hashes, [*(source or prefills), *decoders], math.inf, cooperative=False)
 
 
-def _places(record: Record, nodes: Collection[Node], max_prompts: float, cooperative: bool) -> Iterator[Place]:
+def _places(
+    record: Record, nodes: Collection[Node], max_prompts: float, cooperative: bool, savings: Savings
+) -> Iterator[Place]:
     """Every place. Where no prefill node could ever hold the prompt, as it may be once outputs have made it
     longer, decode nodes compute it."""
     final_tokens = record.final_tokens
@@ -147,9 +218,12 @@ def _places(record: Record, nodes: Collection[Node], max_prompts: float, coopera
     splits = [Place(p, d) for d in decoders for p in prefills if p.node in d.links and p.node not in d.doubted]
     yield from splits
     no_prefill_node = all(node.role is not Role.PREFILL for node in fitting)
-    # However soon a decode node expects to be done: what an idle prefill node computes costs no stream anything.
-    lend = cooperative and not any(place.computing.is_idle for place in splits)
+    # However soon a decode node expects to be done: what an idle prefill node computes costs no stream anything. But
+    # where a cache spares most of the work, there is little left to cost anything.
+    least = min((savings.num_lacking(place.computing) for place in splits if place.computing.is_idle), default=None)
     for decode in decoders:
-        lends = no_prefill_node or (lend and decode.room >= final_tokens)
+        lends = no_prefill_node
+        if cooperative and decode.room >= final_tokens:
+            lends = lends or least is None or SPARED * savings.num_lacking(decode) <= least
         if len(decode.prompts) < max_prompts and (decode.role is Role.BOTH or lends):
             yield Place(None, decode)

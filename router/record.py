@@ -71,7 +71,8 @@ class Record:
     reserve_s: float = 0.0
     copy_s: float = 0.0
     bytes_moved: int = 0
-    _hashes: list[BlockHash] = field(default_factory=list)
+    _hashes: tuple[BlockHash, ...] = ()
+    _num_hashed: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -100,12 +101,10 @@ class Record:
         return pack_token_ids(self.prompt), (pack_token_ids(self.outputs),)
 
     def hashes(self, hasher: BlockHasher) -> tuple[BlockHash, ...]:
-        """Names of all blocks of prompt + outputs; a prompt is hashed once."""
-        if not self.outputs:
-            if not self._hashes:
-                self._hashes = hasher.hashes(self.prompt)
-            return tuple(self._hashes)
-        return tuple(hasher.hashes(self.prompt + self.outputs))
+        """Names of all blocks of prompt + outputs, made once for each length."""
+        if self._num_hashed != self.num_tokens:
+            self._hashes, self._num_hashed = tuple(hasher.hashes(self.prompt + self.outputs)), self.num_tokens
+        return self._hashes
 
     def ledger(self) -> dict[str, Any]:
         """The `metrics` object of the final usage event: seconds, bytes and nodes; None where it never happened."""

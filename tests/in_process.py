@@ -362,7 +362,7 @@ class InProcessCluster:
             return
         node.is_known = True
         pool = node.machine.pool
-        capacity = Capacity(pool.num_blocks, self.spec.block_size, 100_000, self._max_running)
+        capacity = Capacity(pool.num_blocks, self.spec.block_size, 100_000, self._max_running, self.spec.token_bytes)
         self._feed(node.name, Joined(DEFAULT_LEASE_S, self._tpot_slo_s))
         joined = NodeJoined(node.name, node.role, node.epoch, capacity, f"mem://{node.name}", self.hasher)
         self._route(self.dispatcher.handle(joined, self.now))

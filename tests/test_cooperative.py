@@ -34,8 +34,8 @@ def make_prompt(num_tokens: int, seed: int = 0) -> list[int]:
     return [rng.randrange(VOCAB) for _ in range(num_tokens)]
 
 
-def make_line(length: int = 12, num_tokens: int = 60) -> list[list[int]]:
-    return [make_prompt(num_tokens - i % BLOCK, seed=i) for i in range(length)]
+def make_line(length: int = 12, num_tokens: int = 60, seed: int = 0) -> list[list[int]]:
+    return [make_prompt(num_tokens - i % BLOCK, seed=seed + i) for i in range(length)]
 
 
 def computed_by(cluster: InProcessCluster) -> dict[RequestId, str]:
@@ -92,10 +92,10 @@ def test_a_line_has_its_first_tokens_sooner_when_decode_nodes_help():
 
 
 @pytest.mark.parametrize("tpot_slo_s", [None, TPOT_S])
-def test_with_nothing_waiting_every_prompt_is_handed_off(tpot_slo_s: float | None):
+def test_with_nothing_waiting_every_new_prompt_is_handed_off(tpot_slo_s: float | None):
     cluster = make_cluster(tpot_slo_s=tpot_slo_s)
     learn(cluster)
-    prompts, requests = make_line(), []
+    prompts, requests = make_line(seed=100), []
     for prompt in prompts:
         wait(cluster, 1.0)
         requests.append(cluster.submit(prompt, max_tokens=10))

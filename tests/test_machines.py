@@ -133,7 +133,7 @@ def test_messages_that_are_not_for_this_role_or_not_from_this_sender_are_dropped
     cluster = InProcessCluster()
     request = cluster.submit(make_prompt(9), max_tokens=3)
     cluster.run(until=lambda: bool(seen(cluster, "P0 step")))
-    strange = [Hello(P0, Role.PREFILL, FACTS, Capacity(1, 1, 1, 1)), Cancel(request, 9), Live(1, ()), Tokens(())]
+    strange = [Hello(P0, Role.PREFILL, FACTS, Capacity(1, 1, 1, 1, 1)), Cancel(request, 9), Live(1, ()), Tokens(())]
     for message in strange:
         assert cluster.nodes[node].machine.handle(Received(NodeId("P7"), message), cluster.now) == []
     assert cluster.nodes[node].machine.num_unexpected == len(strange)

@@ -12,7 +12,7 @@ OURS, OLD, NEW = Epoch(5, 5), Epoch(6, 6), Epoch(7, 7)
 LINK, OTHER_LINK = LinkId(1), LinkId(2)
 FACTS = Facts("model", "tokenizer", "spec", b"kv", "float32", ("float32",))
 P0 = NodeId("P0")
-HELLO = Hello(P0, Role.PREFILL, FACTS, Capacity(10, 4, 100, 8), "mem://P0")
+HELLO = Hello(P0, Role.PREFILL, FACTS, Capacity(10, 4, 100, 8, 64), "mem://P0")
 GONE = Gone(RequestId(b"r" * 16), 1)
 WELCOME = Welcome(NodeId("router"))
 

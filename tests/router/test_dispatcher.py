@@ -26,6 +26,7 @@ from pdserve.cluster.messages import (
     Tokens,
 )
 from pdserve.core.block_hash import BlockHasher, unpack_token_ids
+from pdserve.core.cache_delta import BEGINNING, CacheDelta, CachePosition
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.sampling import SamplingParams
 from pdserve.router.dispatcher import ClientGone, Deliver, Dispatcher, GiveUp, NodeJoined, NodeLost, Submit
@@ -37,7 +38,7 @@ WITH_ROOM = replace(GAUGES, num_free=100)
 
 
 def join(dispatcher: Dispatcher, name: str, role: Role, num_blocks: int = 100, epoch: int = 1) -> list:
-    capacity = Capacity(num_blocks, 4, 4096, 16)
+    capacity = Capacity(num_blocks, 4, 4096, 16, 64)
     event = NodeJoined(NodeId(name), role, Epoch(epoch, epoch), capacity, f"mem://{name}", HASHER)
     return dispatcher.handle(event, 0.0)
 
@@ -52,8 +53,15 @@ def make_dispatcher(*prefills: str, decodes: tuple[str, ...] = ("D0",), **option
     return dispatcher
 
 
-def beat(dispatcher: Dispatcher, name: str, gauges: Gauges, *links: str, entries: tuple[HeldEntry, ...] = ()) -> list:
-    held = Held(0, entries, gauges, tuple(Link(NodeId(link)) for link in links))
+def beat(
+    dispatcher: Dispatcher,
+    name: str,
+    gauges: Gauges,
+    *links: str,
+    entries: tuple[HeldEntry, ...] = (),
+    cache: CacheDelta | None = None,
+) -> list:
+    held = Held(0, entries, gauges, tuple(Link(NodeId(link)) for link in links), cache=cache)
     return dispatcher.handle(Received(NodeId(name), held), 0.0)
 
 
@@ -452,3 +460,47 @@ def test_a_decode_node_that_says_it_decodes_has_its_blocks_though_its_ready_was_
     dispatcher.handle(first_token(request), 1.0)
     beat(dispatcher, "D0", GAUGES, "P0", entries=(HeldEntry(request, 1, Stage.DECODE, 1),))
     assert sent(dispatcher.handle(Tick(), 9.0), Decode) == []
+
+
+# ---- what nodes have cached --------------------------------------------------------------------------
+
+
+def positions(actions: list) -> dict[NodeId, CachePosition]:
+    return {peer: live.cache for peer, live in sent(actions, Live)}
+
+
+def test_each_beat_tells_a_node_how_far_its_index_has_been_followed():
+    dispatcher = make_dispatcher("P0")
+    assert positions(dispatcher.handle(Tick(), 0.5)) == {"P0": BEGINNING, "D0": BEGINNING}
+    beat(dispatcher, "P0", GAUGES, cache=CacheDelta(0, 0, 7, tuple(HASHER.hashes([1, 2, 3, 4])), ()))
+    beat(dispatcher, "P0", GAUGES)
+    assert positions(dispatcher.handle(Tick(), 1.0)) == {"P0": CachePosition(0, 7), "D0": BEGINNING}
+
+
+def test_what_a_node_had_cached_is_forgotten_with_its_incarnation():
+    dispatcher = make_dispatcher("P0")
+    beat(dispatcher, "P0", GAUGES, cache=CacheDelta(0, 0, 7, tuple(HASHER.hashes([1, 2, 3, 4])), ()))
+    join(dispatcher, "P0", Role.PREFILL, epoch=2)
+    assert positions(dispatcher.handle(Tick(), 1.0))["P0"] == BEGINNING
+    assert len(dispatcher.nodes[NodeId("P0")].cache) == 0
+
+
+def test_in_a_nodes_line_a_prompt_counts_by_what_the_node_has_not_cached():
+    dispatcher = make_dispatcher("P0")
+    cached = tuple(HASHER.hashes(list(range(8))))
+    beat(dispatcher, "P0", GAUGES, cache=CacheDelta(0, 0, 2, cached, ()))
+    submit(dispatcher, num_tokens=10)
+    assert dispatcher.nodes[NodeId("P0")].num_prompt_tokens == 2
+
+
+def test_an_attempt_is_placed_by_where_its_outputs_are_cached_too():
+    dispatcher = make_dispatcher("P0", "P1", decodes=("D0", "D1"))
+    request, _ = submit(dispatcher, num_tokens=10)
+    dispatcher.handle(first_token(request, 5), 1.0)
+    dispatcher.handle(tokens(request, 1, 6), 1.1)
+    cached = tuple(HASHER.hashes([*range(10), 5, 6]))
+    beat(dispatcher, "P1", replace(GAUGES, token_s=0.001), cache=CacheDelta(0, 0, 3, cached, ()))
+    beat(dispatcher, "P0", replace(GAUGES, token_s=0.001))
+    actions = dispatcher.handle(NodeLost(NodeId("D0"), "killed"), 2.0)
+    ((peer, message),) = sent(actions, Prefill)
+    assert (peer, message.hashes) == ("P1", cached)

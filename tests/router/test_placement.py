@@ -3,12 +3,14 @@
 import math
 
 from pdserve.cluster.messages import Capacity, Gauges, Link, Peer, Role
-from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
+from pdserve.core.cache_delta import CacheDelta
+from pdserve.core.ids import BlockHash, Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.sampling import SamplingParams
 from pdserve.router.placement import Node, Place, pick
 from pdserve.router.record import Plan, Record, Times
 
 BLOCK = 4
+TOKEN_BYTES = 64
 
 
 def make_node(
@@ -23,20 +25,29 @@ def make_node(
     doubted: tuple[str, ...] = (),
     max_running: int = 16,
     starts_no_prompt: bool = False,
+    cached: tuple[BlockHash, ...] = (),
+    num_free: int | None = None,
+    bytes_per_s: float = 0.0,
 ) -> Node:
-    """token_s None: it has not had its first beat. prompts: lengths of those it was given; a stream takes a block."""
-    gauges = None if token_s is None else Gauges(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, token_s, starts_no_prompt)
-    return Node(
+    """token_s None: it has not had its first beat. prompts: lengths of those it was given; a stream takes a block.
+
+    num_free: blocks that nobody holds, all by default. bytes_per_s: of its links
+    """
+    num_free = num_blocks if num_free is None else num_free
+    gauges = None if token_s is None else Gauges(num_free, 0, 0, 0, 0, 0, 0, 0, 0, 0, token_s, starts_no_prompt)
+    node = Node(
         NodeId(name),
         role,
         Peer(NodeId(name), Epoch(1, 1), f"mem://{name}"),
-        Capacity(num_blocks, BLOCK, 4096, max_running),
-        links={NodeId(link): Link(NodeId(link)) for link in links},
+        Capacity(num_blocks, BLOCK, 4096, max_running, TOKEN_BYTES),
+        links={NodeId(link): Link(NodeId(link), bytes_per_s=bytes_per_s) for link in links},
         doubted={NodeId(node) for node in doubted},
         gauges=gauges,
         prompts={new_request_id(): length for length in prompts},
         streams={RequestId(bytes([i]) * 16): BLOCK - 1 for i in range(num_streams)},
     )
+    node.cache.apply(CacheDelta(0, 0, 1, cached, ()))
+    return node
 
 
 def prefill(name: str, token_s: float | None = 0.001, **options: object) -> Node:
@@ -56,11 +67,20 @@ def make_record(num_tokens: int = 40, max_tokens: int = 8, num_outputs: int = 0)
     return record
 
 
+def names_of(record: Record) -> tuple[BlockHash, ...]:
+    return tuple(BlockHash(bytes([i]) * 16) for i in range(-(-record.num_tokens // BLOCK)))
+
+
+# The names of the ten blocks of make_record().
+HASHES = names_of(make_record())
+
+
 def picked(
     *nodes: Node, record: Record | None = None, max_prompts: float = 8, cooperative: bool = True
 ) -> tuple[str | None, str | None] | None:
     """Names of the prefill and the decode node."""
-    place = pick(record or make_record(), nodes, max_prompts, cooperative)
+    record = record or make_record()
+    place = pick(record, names_of(record), nodes, max_prompts, cooperative)
     if place is None:
         return None
     return place.prefill and place.prefill.node, place.decode and place.decode.node
@@ -270,7 +290,7 @@ def test_without_cooperation_every_prompt_is_handed_off_however_long_the_line():
 def test_a_pick_changes_no_node():
     nodes = [prefill("P0", prompts=(500,)), decode("D0", num_streams=2)]
     before = [repr(node) for node in nodes]
-    assert pick(make_record(), nodes, 8, True) is not None
+    assert pick(make_record(), HASHES, nodes, 8, True) is not None
     assert [repr(node) for node in nodes] == before
 
 
@@ -284,3 +304,145 @@ def test_a_prefill_node_that_starts_no_prompt_is_not_idle_and_comes_last():
     assert picked(full, busy, decode("D0"), cooperative=False) == ("P1", "D0")
     assert picked(full, decode("D0", token_s=1.0)) == (None, "D0")
     assert picked(full, decode("D0"), cooperative=False) == ("P0", "D0")
+
+
+# ---- what is cached where --------------------------------------------------------------------------
+
+
+def test_the_prompt_goes_where_its_prefix_is_cached():
+    assert picked(prefill("P0"), prefill("P1", cached=HASHES[:1]), decode("D0"), cooperative=False) == ("P1", "D0")
+
+
+def test_a_cached_prefix_is_left_for_a_node_that_is_through_sooner():
+    """Cached 20 of 40 tokens are worth waiting for 19 others, and not for 21."""
+    p0, d0 = prefill("P0"), decode("D0")
+    assert picked(p0, prefill("P1", cached=HASHES[:5], prompts=(19,)), d0, cooperative=False) == ("P1", "D0")
+    assert picked(p0, prefill("P1", cached=HASHES[:5], prompts=(21,)), d0, cooperative=False) == ("P0", "D0")
+
+
+def test_only_the_blocks_before_the_first_gap_need_not_be_computed():
+    nodes = prefill("P0", cached=HASHES[:2]), prefill("P1", cached=HASHES[:1] + HASHES[2:]), decode("D0")
+    assert picked(*nodes, cooperative=False) == ("P0", "D0")
+
+
+def test_of_a_prompt_that_is_cached_whole_the_last_token_is_to_be_computed():
+    assert prefill("P0", cached=HASHES).num_lacking(40, HASHES) == 1
+    assert prefill("P0", cached=HASHES[:9]).num_lacking(40, HASHES) == BLOCK
+    assert prefill("P0").num_lacking(40, HASHES) == 40
+
+
+def test_of_two_prefixes_cached_on_idle_nodes_the_longer_one_is_used():
+    nodes = prefill("P0", cached=HASHES[:3]), prefill("P1", cached=HASHES[:7]), decode("D0", max_running=0)
+    assert picked(*nodes) == ("P1", "D0")
+
+
+def test_equally_busy_the_decode_node_that_has_the_blocks_gets_the_stream():
+    for num_streams in (0, 5):
+        nodes = [decode("D0", num_streams=num_streams), decode("D1", num_streams=num_streams, cached=HASHES[:1])]
+        for bytes_per_s in (0.0, 1e6, 1e12):
+            for node in nodes:
+                node.links = {NodeId("P0"): Link(NodeId("P0"), bytes_per_s=bytes_per_s)}
+            assert picked(prefill("P0"), *nodes, cooperative=False) == ("P0", "D1")
+
+
+def test_blocks_behind_a_gap_need_not_be_moved_either():
+    nodes = decode("D0", cached=HASHES[:1]), decode("D1", cached=HASHES[2:4])
+    assert picked(prefill("P0"), *nodes, cooperative=False) == ("P0", "D1")
+
+
+def test_a_busier_decode_node_gets_the_stream_while_moving_its_blocks_takes_longer_than_the_streams_cost():
+    """10 blocks of 4 tokens are 2560 bytes, and a stream more costs 32 steps of a millisecond."""
+
+    def chosen(bytes_per_s: float, num_streams: int) -> str | None:
+        holder = decode("D0", cached=HASHES, num_streams=num_streams, bytes_per_s=bytes_per_s)
+        place = picked(prefill("P0"), holder, decode("D1", bytes_per_s=bytes_per_s), cooperative=False)
+        return place[1] if place else None
+
+    assert chosen(2560 / 0.033, num_streams=1) == "D0"
+    assert chosen(2560 / 0.031, num_streams=1) == "D1"
+    assert chosen(2560 / 0.033, num_streams=2) == "D1"
+
+
+def test_a_prefix_behind_a_link_of_unknown_speed_draws_nothing_to_a_busier_node():
+    nodes = decode("D0", cached=HASHES, num_streams=1), decode("D1")
+    assert picked(prefill("P0"), *nodes, cooperative=False) == ("P0", "D1")
+
+
+def test_many_requests_for_one_hot_prefix_are_spread_over_the_decode_nodes():
+    nodes = [decode("D0", cached=HASHES, bytes_per_s=2560 / 0.1), decode("D1", bytes_per_s=2560 / 0.1)]
+    for _ in range(12):
+        place = picked(prefill("P0"), *nodes, cooperative=False)
+        assert place is not None
+        chosen = next(node for node in nodes if node.node == place[1])
+        chosen.streams[new_request_id()] = 1
+    assert [len(node.streams) for node in nodes] == [8, 4]
+
+
+def test_many_requests_for_one_hot_prefix_are_spread_over_nodes_of_both_roles():
+    """The prefix is worth 39 tokens, the same as a bit more than one stream."""
+    nodes = [make_node("B0", Role.BOTH, cached=HASHES), make_node("B1", Role.BOTH)]
+    for _ in range(8):
+        place = picked(*nodes)
+        assert place is not None
+        next(node for node in nodes if node.node == place[1]).streams[new_request_id()] = 1
+    assert [len(node.streams) for node in nodes] == [5, 3]
+
+
+def test_what_is_cached_on_a_decode_node_without_room_draws_no_stream():
+    """All of its ten blocks are wanted, and nine are left."""
+    for num_free, expected in ((10, "D1"), (9, "D0")):
+        nodes = decode("D0"), decode("D1", cached=HASHES, num_free=num_free)
+        assert picked(prefill("P0"), *nodes, cooperative=False) == ("P0", expected)
+
+
+def test_before_its_first_beat_a_decode_node_draws_no_stream():
+    nodes = decode("D0"), decode("D1", None, cached=HASHES)
+    assert picked(prefill("P0"), *nodes, cooperative=False) == ("P0", "D0")
+
+
+def test_streams_and_links_count_for_nothing_where_a_prompt_is_new():
+    slow, fast = ({"bytes_per_s": bytes_per_s} for bytes_per_s in (1e3, 1e9))
+    both = make_node("B0", Role.BOTH, num_streams=5), make_node("B1", Role.BOTH, prompts=(1,))
+    assert picked(*both) == (None, "B0")
+    assert picked(prefill("P0", prompts=(500,)), decode("D0", num_streams=5), decode("D1", 0.002)) == (None, "D0")
+    assert picked(prefill("P0"), decode("D0", **slow), decode("D1", num_streams=1, **fast)) == ("P0", "D0")
+
+
+# ---- mostly cached prompts -------------------------------------------------------------------------
+
+
+def test_a_decode_node_with_most_of_the_prompt_computes_the_rest_though_a_prefill_node_is_idle():
+    assert picked(prefill("P0"), decode("D0", cached=HASHES[:8])) == (None, "D0")
+
+
+def test_without_cooperation_a_mostly_cached_prompt_is_handed_off():
+    assert picked(prefill("P0"), decode("D0", cached=HASHES[:8]), cooperative=False) == ("P0", "D0")
+
+
+def test_an_idle_prefill_node_computes_what_a_decode_node_would_have_more_than_half_as_much_work_with():
+    d0 = decode("D0", cached=HASHES[:8])
+    assert picked(prefill("P0", cached=HASHES[:6]), d0) == (None, "D0")
+    assert picked(prefill("P0", cached=HASHES[:7]), d0) == ("P0", "D0")
+
+
+def test_an_idle_prefill_node_that_is_sooner_than_the_decode_node_computes_the_prompt():
+    """Four tokens here, twenty there."""
+    p0 = prefill("P0", cached=HASHES[:5])
+    assert picked(p0, decode("D0", token_s=0.0049, cached=HASHES[:9])) == (None, "D0")
+    assert picked(p0, decode("D0", token_s=0.0051, cached=HASHES[:9])) == ("P0", "D0")
+
+
+def test_a_mostly_cached_prompt_is_handed_off_when_the_decode_node_has_no_room_to_its_end():
+    record = make_record(40, max_tokens=9)
+    for num_blocks, expected in ((12, (None, "D0")), (11, None)):
+        d0 = decode("D0", num_blocks=num_blocks, cached=HASHES[:8])
+        assert picked(prefill("P0"), d0, record=record) == expected
+    d0 = decode("D0", num_blocks=12, num_streams=1, cached=HASHES[:8])
+    assert picked(prefill("P0"), d0, record=record) == ("P0", "D0")
+
+
+def test_a_much_busier_decode_node_computes_no_mostly_cached_prompt():
+    """36 cached tokens are worth one stream more, not two."""
+    for num_streams, expected in ((1, (None, "D0")), (2, ("P0", "D1"))):
+        nodes = decode("D0", cached=HASHES[:9], num_streams=num_streams), decode("D1")
+        assert picked(prefill("P0"), *nodes) == expected
