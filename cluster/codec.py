@@ -52,8 +52,8 @@ INT_RANGES = {
     "whole": (0, U64_MAX),
 }
 BYTES_LENGTHS = {RequestId: 16, BlockHash: 16}
-# Packed u32 token ids: readers unpack them without a second check.
-PACKED_FIELDS = frozenset({"prompt", "outputs"})
+# Packed u32 token ids and f32 values: readers unpack them without a second check.
+PACKED_FIELDS = frozenset({"prompt", "outputs", "token_ids", "values"})
 
 Check = Callable[[Any], Any]
 
@@ -275,7 +275,7 @@ def _exact_bytes_check(where: str, length: int) -> Check:
 def _packed_check(where: str) -> Check:
     def check(value: Any) -> bytes:
         if type(value) is not bytes or len(value) % 4:
-            _fail(where, value, "packed u32 token ids")
+            _fail(where, value, "packed items of 4 bytes")
         return value
 
     return check

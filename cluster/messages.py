@@ -22,6 +22,7 @@ from typing import Any
 
 from pdserve.core.cache_delta import BEGINNING, CacheDelta, CachePosition
 from pdserve.core.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
+from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.core.sampling import SamplingParams
 
 PROTOCOL_VERSION = 4
@@ -157,17 +158,28 @@ class Peers:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
-    """Compute the KV of prompt + outputs and draw the next token.
+class Sample:
+    """One of the continuations of a prompt: which, and what was streamed of it already as packed u32 token ids."""
 
-    prompt   packed u32 token ids; outputs: one packed run per sample, what was streamed already
-    hashes   one block hash per block of prompt + outputs, the last of a partial block if there is one
+    index: int
+    outputs: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Compute the KV of what the samples share and draw the next token of each that has no more than that.
+
+    They share the prompt; a sample that is alone, its outputs, too.
+
+    prompt   packed u32 token ids
+    samples  those that have not finished
+    hashes   one block hash per block of what they share, the last of a partial block if there is one
     """
 
     request: RequestId
     attempt: int
     prompt: bytes
-    outputs: tuple[bytes, ...]
+    samples: tuple[Sample, ...]
     hashes: tuple[BlockHash, ...]
     sampling: SamplingParams
     priority: int = 0
@@ -176,12 +188,15 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Continue prompt + outputs. source: whose blocks to pull, or None to compute everything here."""
+    """Continue every sample. source: whose blocks to pull, or None to compute everything here; the rest as in Prefill.
+
+    What a sample has beyond what all share is computed here.
+    """
 
     request: RequestId
     attempt: int
     prompt: bytes
-    outputs: tuple[bytes, ...]
+    samples: tuple[Sample, ...]
     hashes: tuple[BlockHash, ...]
     sampling: SamplingParams
     source: Peer | None
@@ -191,8 +206,11 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """Nobody waits for this request any more, or for one sample of it."""
+
     request: RequestId
     attempt: int
+    sample: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,21 +249,33 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
-    """The token drawn after the last chunk, straight to the router, from the node that computed the prompt.
+class Drawn:
+    """The token that was drawn as output `index` of a sample, with `finish` when it is the last one."""
 
+    sample: int
+    index: int
+    token: int
+    finish: Finish | None = None
+    logprobs: Logprobs = NO_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """What was drawn after the last chunk, straight to the router, from the node that computed the prompt.
+
+    drawn              of each sample that had no token beyond what all share; of none where they all had
     num_cached_tokens  prompt tokens found in that node's prefix cache
     queue_s, prefill_s from acceptance to the first chunk, from there to the token
+    prompt_logprobs    of every prompt token but the first, where they were asked for and no token is out yet
     """
 
     request: RequestId
     attempt: int
-    first_index: int
-    token: int
-    finish: Finish | None
+    drawn: tuple[Drawn, ...]
     num_cached_tokens: int
     queue_s: float
     prefill_s: float
+    prompt_logprobs: Logprobs = NO_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +288,7 @@ class TokenRun:
     first_index: int
     token_ids: tuple[int, ...]
     finish: Finish | None
+    logprobs: Logprobs = NO_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,13 +326,17 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class HeldEntry:
-    """has_blocks: the decode node has reserved all blocks of a hand-off, its copies are under way"""
+    """One sample of a request, or, up to its hand-off, all of them.
+
+    has_blocks: the decode node has reserved all blocks of a hand-off, its copies are under way
+    """
 
     request: RequestId
     attempt: int
     stage: Stage
     next_index: int
     has_blocks: bool = False
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,13 +470,12 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The prefill is over: `count` tokens have KV here, `token` was drawn as output `first_index`."""
+    """The prefill is over: `count` tokens have KV here, and this was drawn after them."""
 
     request: RequestId
     attempt: int
     count: int
-    first_index: int
-    token: int
+    drawn: tuple[Drawn, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,10 @@ class Logprobs:
         width = 1 + self.num_top
         return iter([entries[start : start + width] for start in range(0, len(entries), width)])
 
+    def covers(self, num_tokens: int) -> bool:
+        """Whether it is about exactly so many tokens; what a peer sent need not be."""
+        return len(self.values) == len(self.token_ids) == num_tokens * self._stride
+
     def after(self, num_tokens: int) -> "Logprobs":
         """Without those of the first num_tokens tokens."""
         start = num_tokens * self._stride

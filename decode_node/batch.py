@@ -11,7 +11,7 @@ from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
 from pdserve.engine import planner
-from pdserve.engine.step import StepPlan, StepResult
+from pdserve.engine.step import Draw, StepPlan, StepResult
 from pdserve.engine.step_cost import StepWork
 
 
@@ -56,36 +56,39 @@ class Batch:
         budget = self._num_chunk_tokens(streams, ordered[0].num_computed) if ordered else 0
         for sequence, num_tokens in planner.chunks(ordered, budget):
             sequence.started_at = now if sequence.started_at is None else sequence.started_at
-            sequence.take_blocks(self._reservations.pool, sequence.num_computed + num_tokens)
-            rows.append((self._jobs.by_key[sequence.key], num_tokens))
+            job = self._jobs.by_key[sequence.key]
+            # What it computes here was reserved whole: nobody yields for it.
+            self._reservations.grow(job, sequence.num_computed + num_tokens)
+            rows.append((job, num_tokens))
         if not rows:
             return None
         for job, _ in rows:
             job.sequence.busy += 1
         self._num_steps += 1
-        self._step = StepPlan(self._num_steps, tuple(job.sequence.row(n) for job, n in rows))
+        rows_ = tuple(job.sequence.row(n) for job, n in rows)
+        self._step = StepPlan(self._num_steps, rows_, moves=self._reservations.moves())
         return self._step
 
-    def take(self, result: StepResult) -> list[tuple[Job, bool]]:
-        """The step is over: its jobs, and whether each has a new token. Cancelled ones are only let go of."""
+    def take(self, result: StepResult) -> list[tuple[Job, tuple[Draw, ...]]]:
+        """The step is over: its jobs, and what was drawn for each. Cancelled ones are only let go of."""
         plan = self._step
         assert plan is not None, "a result although no step is running"
         assert plan.step == result.step, "a result of another step"
         self._step = None
         self._budget.cost.learn(StepWork.of(plan.rows), result.forward_s)
+        self._reservations.moved()
         taken = []
         for row in plan.rows:
             job = self._jobs.by_key[row.key]
             sequence = job.sequence
             sequence.busy -= 1
-            has_token = bool(row.samples) and not job.cancelled
             if not job.cancelled:
                 sequence.num_computed += len(row.token_ids)
-                sequence.name_full_blocks(self._hasher)
+                sequence.name_full_blocks(self._hasher, sequence.num_computed)
                 sequence.commit_full(self._reservations.pool, {})
-            if has_token:
-                sequence.tokens.append(result.draws[row.key][0].token)
-            taken.append((job, has_token))
+                if row.key in result.scores:
+                    sequence.scores.append(result.scores[row.key])
+            taken.append((job, result.draws.get(row.key, ())))
         return taken
 
     def _num_chunk_tokens(self, streams: StepWork, start: int) -> int:

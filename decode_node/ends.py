@@ -6,7 +6,7 @@ memory of ended attempts, by which late messages are told. Used by DecodeSchedul
 
 from pdserve.cluster.attempts import EndedAttempts
 from pdserve.cluster.messages import Failed, Send, Stage
-from pdserve.core.ids import NodeId
+from pdserve.core.ids import NodeId, RequestId
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
 
@@ -23,13 +23,18 @@ class Ends:
     def fail(self, job: Job, reason: str, now: float) -> list[Send]:
         sequence = job.sequence
         failed = Failed(sequence.request, sequence.attempt, Stage.HANDOFF, reason)
-        return [Send(self._router, failed), *self.end(job, now)]
+        return [Send(self._router, failed), *self.end(sequence.request, now)]
 
-    def end(self, job: Job, now: float) -> list[Send]:
-        """Returns the word to the source of a pull that it may let go, too."""
+    def end(self, request: RequestId, now: float) -> list[Send]:
+        """All of a request. Returns the word to the source of a pull that it may let go, too."""
+        return [send for job in self._jobs.of(request) for send in self.end_job(job, now)]
+
+    def end_job(self, job: Job, now: float) -> list[Send]:
+        """One sample of a request; with the last one the request has ended."""
         sequence = job.sequence
-        self.ended.add(sequence.request, sequence.attempt, now)
-        del self._jobs.by_request[sequence.request]
+        self._jobs.remove(job)
+        if not self._jobs.of(sequence.request):
+            self.ended.add(sequence.request, sequence.attempt, now)
         job.cancelled = True
         self._reservations.leave(job)
         sends = job.pull.release() if job.phase is Phase.PULLING and job.pull is not None else []

@@ -1,13 +1,12 @@
-"""Requests that finished here lately, kept so that tokens lost on the way can be sent again.
+"""Samples that finished here lately, kept so that tokens lost on the way can be sent again.
 
 Owned by the decode scheduler. Forgotten when the router says so, or after KEEP_S.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pdserve.cluster.messages import Finish, HeldEntry, Resume, Stage, TokenRun
+from pdserve.cluster.messages import HeldEntry, Resume, Stage, TokenRun
 from pdserve.core.ids import RequestId
-from pdserve.engine.sequence import Sequence
 
 KEEP_S = 30.0
 MAX_KEPT = 10_000
@@ -15,45 +14,57 @@ MAX_KEPT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    attempt: int
-    outputs: tuple[int, ...]
-    finish: Finish
+    """run: all that was drawn here, with its finish."""
+
+    run: TokenRun
     ended_at: float
 
+    @property
+    def num_outputs(self) -> int:
+        return self.run.first_index + len(self.run.token_ids)
 
-class FinishedRequests:
+
+class FinishedSamples:
     def __init__(self) -> None:
-        self._finished: dict[RequestId, Finished] = {}
+        self._finished: dict[tuple[RequestId, int], Finished] = {}
 
-    def add(self, sequence: Sequence, finish: Finish, now: float) -> None:
-        outputs = tuple(sequence.tokens[sequence.num_prompt :])
-        self._finished[sequence.request] = Finished(sequence.attempt, outputs, finish, now)
+    def add(self, run: TokenRun, now: float) -> None:
+        self._finished[run.request, run.sample] = Finished(run, now)
         if len(self._finished) > MAX_KEPT:
             del self._finished[next(iter(self._finished))]
 
-    def forget(self, request: RequestId, attempt: int) -> None:
-        """The router has everything of this attempt; a later one's tokens stay."""
-        finished = self._finished.get(request)
-        if finished is not None and finished.attempt <= attempt:
-            del self._finished[request]
+    def forget(self, request: RequestId, attempt: int, sample: int | None) -> None:
+        """The router has everything of this attempt, or of one sample of it; a later attempt's tokens stay."""
+        samples = [sample] if sample is not None else [s for r, s in self._finished if r == request]
+        for each in samples:
+            finished = self._finished.get((request, each))
+            if finished is not None and finished.run.attempt <= attempt:
+                del self._finished[request, each]
 
     def resume(self, message: Resume) -> TokenRun | None:
-        """The tokens from first_index on, or None when this attempt did not finish here."""
-        finished = self._finished.get(message.request)
-        if finished is None or finished.attempt != message.attempt:
+        """The tokens from first_index on, or None when this attempt of the sample did not finish here."""
+        finished = self._finished.get((message.request, message.sample))
+        if finished is None or finished.run.attempt != message.attempt:
             return None
-        outputs = finished.outputs[message.first_index :]
-        return TokenRun(message.request, message.attempt, 0, message.first_index, outputs, finished.finish)
+        run = finished.run
+        # What came with the request nobody can lack.
+        skipped = max(0, message.first_index - run.first_index)
+        return replace(
+            run,
+            first_index=run.first_index + skipped,
+            token_ids=run.token_ids[skipped:],
+            logprobs=run.logprobs.after(skipped),
+        )
 
     def sweep(self, now: float) -> None:
         while self._finished:
-            request, oldest = next(iter(self._finished.items()))
+            key, oldest = next(iter(self._finished.items()))
             if now - oldest.ended_at < KEEP_S:
                 return
-            del self._finished[request]
+            del self._finished[key]
 
     def held(self) -> list[HeldEntry]:
         return [
-            HeldEntry(request, finished.attempt, Stage.DONE, len(finished.outputs))
-            for request, finished in self._finished.items()
+            HeldEntry(f.run.request, f.run.attempt, Stage.DONE, f.num_outputs, sample=f.run.sample)
+            for f in self._finished.values()
         ]

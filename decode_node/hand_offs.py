@@ -112,6 +112,9 @@ class HandOffs:
         if message.count != job.sequence.num_tokens:
             reason = f"{sender} computed {message.count} tokens of {job.sequence.num_tokens}"
             return self._ends.fail(job, reason, now)
+        if {each.sample for each in message.drawn} != set(job.sequence.drawing):
+            reason = f"{sender} drew for {len(message.drawn)} samples of {len(job.sequence.drawing)}"
+            return self._ends.fail(job, reason, now)
         pull.end = message
         self._heard(job, pull, now)
         return []
@@ -128,7 +131,8 @@ class HandOffs:
 
     def _pulling(self, sender: NodeId, message: Have | Blocks | End | Gone) -> tuple[Job, Pull] | tuple[None, None]:
         """The job that a message of this sender is about, and its pull."""
-        job = self._jobs.by_request.get(message.request)
+        # Until its blocks are here a request is one job.
+        job = next(iter(self._jobs.of(message.request)), None)
         if job is None or job.sequence.attempt != message.attempt or job.phase is not Phase.PULLING:
             self._ends.ended.covers(message.request, message.attempt)
             return None, None
@@ -137,7 +141,10 @@ class HandOffs:
     # ---- copies ----------------------------------------------------------------------------------
 
     def advance(self, job: Job, now: float) -> list[Action]:
-        """Whatever a pull can do now: copy what is announced, join the batch, or compute the rest here."""
+        """Whatever a pull can do now: copy what is announced, be complete, or compute the rest here.
+
+        A job whose blocks are all here is left RUNNING.
+        """
         pull, sequence = job.pull, job.sequence
         assert pull is not None
         if pull.orphaned and not pull.can_finish_alone:
@@ -170,7 +177,7 @@ class HandOffs:
         return sends
 
     def _complete(self, job: Job, pull: Pull) -> list[Send]:
-        """Every block is verified: release the source and join the next step with its token as input."""
+        """Every block is verified: release the source."""
         sequence = job.sequence
         assert pull.end is not None
         ready = Ready(
@@ -185,15 +192,15 @@ class HandOffs:
         sequence.num_computed = pull.end.count
         sequence.num_found = len(sequence.hashes) * sequence.block_size
         sequence.num_committed = len(sequence.hashes)
-        sequence.tokens.append(pull.end.token)
         job.phase = Phase.RUNNING
+        job.note_drawn(pull.end.drawn)
         return [*pull.release(), Send(self._router, ready)]
 
     def _compute_rest(self, job: Job, pull: Pull) -> list[Send]:
         """Blocks that could not be verified are computed here; what was verified is found again by hash."""
         assert pull.end is not None
         self._reservations.give_back(job)
-        job.sequence.tokens.append(pull.end.token)
         job.phase = Phase.QUEUED
+        job.note_drawn(pull.end.drawn)
         self._reservations.wait(job, resumed=True)
         return pull.release()

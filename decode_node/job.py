@@ -1,6 +1,8 @@
-"""One request on a decode node, and the table of all of them.
+"""One request on a decode node, or one of its samples, and the table of all of them.
 
     PULLING ── all verified, End ──► RUNNING ◄── blocks reserved ── QUEUED ◄── local plan, preempted
+                                        │ several samples: one job each from here on
+                                        └─ fork ──► RUNNING, RUNNING, ...
 
 A job that was cancelled leaves by_request at once and by_key when no step and no copy names its blocks
 any more. Mutable, owned by the decode scheduler; Reservations changes what concerns blocks.
@@ -10,8 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pdserve.cluster.messages import Drawn, Sample
 from pdserve.core.ids import RequestId
 from pdserve.engine.sequence import Sequence
+from pdserve.engine.step import Draw
 from pdserve.kvtransfer.pull import Pull
 
 
@@ -23,9 +27,12 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Job:
-    """One request here. num_sent: outputs the router has been sent; final_blocks: its largest block table.
+    """One sequence here. final_blocks: its largest block table.
 
-    prefills_here: nobody has told the router of the prompt's first token yet, so this node will.
+    num_given: outputs that came with the request; draws: those drawn since; num_sent: outputs the router has been sent.
+    prefills_here: nobody has told the router of the prompt's first tokens yet, so this node will.
+    samples: those that go on apart once what they share is computed; none for a job that is one sample.
+    drawn: what was drawn for them elsewhere.
     is_overdue: its hand-off is past its deadline and has no blocks here.
     is_fixed: no overdue request takes its blocks (again): it has yielded to one, or others have yielded to it.
     """
@@ -33,9 +40,13 @@ class Job:
     sequence: Sequence
     phase: Phase
     expires_at: float
-    num_sent: int
+    num_given: int
     final_blocks: int
     prefills_here: bool
+    samples: tuple[Sample, ...] = ()
+    drawn: tuple[Drawn, ...] = ()
+    draws: list[Draw] = field(default_factory=list)
+    num_sent: int = 0
     pull: Pull | None = None
     cancelled: bool = False
     resumed: bool = False
@@ -46,10 +57,20 @@ class Job:
     reserved_at: float = 0.0
     num_hit_tokens: int = 0
 
+    def __post_init__(self) -> None:
+        self.num_sent = self.num_given
+
     @property
     def growth(self) -> int:
-        """One block to grow into, unless the block table already has its final size."""
+        """Blocks to grow into beside its block table: one for each sample that goes on from it, if it grows at all."""
+        if self.samples:
+            return sum(not sample.outputs for sample in self.samples)
         return 1 if self.final_blocks > self.sequence.num_blocks else 0
+
+    @property
+    def num_streams(self) -> int:
+        """Places in the batch that it takes, or will."""
+        return max(1, len(self.samples))
 
     @property
     def is_owed_growth(self) -> bool:
@@ -59,18 +80,54 @@ class Job:
             self.phase is Phase.RUNNING and sequence.num_reserved == 0 and self.final_blocks > len(sequence.block_ids)
         )
 
+    @property
+    def is_ready_to_part(self) -> bool:
+        """Whether all that its samples share is computed."""
+        return bool(self.samples) and self.phase is Phase.RUNNING and self.sequence.num_missing == 0
+
+    def add(self, draw: Draw) -> None:
+        self.sequence.tokens.append(draw.token)
+        self.draws.append(draw)
+
+    def note_drawn(self, drawn: tuple[Drawn, ...]) -> None:
+        """The prompt was computed elsewhere, and this drawn after it: nothing of it is drawn here again."""
+        if self.samples:
+            self.drawn, self.sequence.drawing = drawn, ()
+        else:
+            for each in drawn:
+                self.add(Draw(each.token, each.logprobs))
+
 
 @dataclass(slots=True)
 class Jobs:
-    by_request: dict[RequestId, Job] = field(default_factory=dict)
+    """by_request: those that somebody waits for. A request has one attempt here, and one job until its samples part."""
+
+    by_request: dict[RequestId, list[Job]] = field(default_factory=dict)
     by_key: dict[int, Job] = field(default_factory=dict)
 
     def add(self, job: Job) -> None:
-        self.by_request[job.sequence.request] = job
+        self.by_request.setdefault(job.sequence.request, []).append(job)
         self.by_key[job.sequence.key] = job
 
+    def remove(self, job: Job) -> None:
+        """Nobody waits for it any more."""
+        jobs = self.by_request[job.sequence.request]
+        jobs.remove(job)
+        if not jobs:
+            del self.by_request[job.sequence.request]
+
+    def of(self, request: RequestId) -> list[Job]:
+        """Those of a request, as they are now."""
+        return list(self.by_request.get(request, ()))
+
+    def attempt(self, request: RequestId) -> int:
+        """The attempt that is here; 0: none."""
+        jobs = self.by_request.get(request)
+        return jobs[0].sequence.attempt if jobs else 0
+
     def __iter__(self) -> Iterator[Job]:
-        return iter(self.by_request.values())
+        for jobs in self.by_request.values():
+            yield from jobs
 
     def running(self) -> list[Job]:
         return [job for job in self if job.phase is Phase.RUNNING]
@@ -81,5 +138,7 @@ class Jobs:
 
     @property
     def num_active(self) -> int:
-        """Jobs that hold blocks or a promise of some, ended ones included."""
-        return sum(1 for job in self.by_key.values() if job.sequence.block_ids or job.sequence.num_reserved)
+        """Streams that hold blocks or a promise of some, ended ones included."""
+        return sum(
+            job.num_streams for job in self.by_key.values() if job.sequence.block_ids or job.sequence.num_reserved
+        )

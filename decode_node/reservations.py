@@ -17,15 +17,16 @@ from pdserve.decode_node.admission import AdmissionLine
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
+from pdserve.engine.step import BlockMove
 from pdserve.kvtransfer.filling import Fillings
 from pdserve.kvtransfer.pull import BlockCopy, CopyDone, PullState, Verdict
 
 MAX_REVOKES = 3
 
 
-def _yields_first(job: Job) -> tuple[int, int]:
-    """Sorts the newest, least important sequence to the front."""
-    return job.sequence.priority, -job.sequence.key
+def _yields_first(job: Job) -> tuple[int, float, int]:
+    """Sorts the newest, least important sequence to the front; of one request's samples the last one."""
+    return job.sequence.priority, -job.sequence.accepted_at, -job.sequence.key
 
 
 class Reservations:
@@ -37,6 +38,7 @@ class Reservations:
         self._max_running = max_running
         self._line = AdmissionLine()
         self._fillings = Fillings()
+        self._moves: list[BlockMove] = []
 
     # ---- the line --------------------------------------------------------------------------------
 
@@ -67,20 +69,22 @@ class Reservations:
         self.due.update(self._line.admit(reserve))
         return actions
 
-    def _fits(self, num_blocks: int, hits: Iterable[BlockId], yielding: Collection[int] = (), gain: int = 0) -> bool:
+    def _fits(
+        self, job: Job, num_blocks: int, hits: Iterable[BlockId], yielding: Collection[int] = (), gain: int = 0
+    ) -> bool:
         """Whether a request may start: every running sequence keeps one block to grow into.
 
         yielding, gain  keys of jobs that would be preempted, and the blocks that there would be then
         """
-        owed = sum(job.is_owed_growth for job in self._jobs if job.sequence.key not in yielding)
-        is_open = self._jobs.num_active - len(yielding) < self._max_running
+        owed = sum(other.is_owed_growth for other in self._jobs if other.sequence.key not in yielding)
+        is_open = self._jobs.num_active - len(yielding) + job.num_streams <= self._max_running
         return is_open and self.pool.can_reserve(num_blocks, hits, keep=owed - gain)
 
     def _reserve_local(self, job: Job) -> bool:
         sequence = job.sequence
         hits = self.pool.match(sequence.hashes[: sequence.num_tokens // sequence.block_size])
         missing = sequence.num_blocks - len(hits) + job.growth
-        if not self._fits(missing, hits):
+        if not self._fits(job, missing, hits):
             return False
         sequence.claim(self.pool, hits, missing)
         job.num_hit_tokens = sequence.num_computed
@@ -92,7 +96,7 @@ class Reservations:
         sequence, pull = job.sequence, job.pull
         assert pull is not None
         found, joined, missing = self._find(sequence)
-        if sequence.busy or not self._fits(missing + job.growth, found.values()):
+        if sequence.busy or not self._fits(job, missing + job.growth, found.values()):
             return False
         for block_id in found.values():
             self.pool.hold(block_id)
@@ -136,24 +140,57 @@ class Reservations:
     # ---- growing and yielding --------------------------------------------------------------------
 
     def grow(self, job: Job, num_tokens: int) -> bool:
-        """Blocks for `num_tokens` tokens; revokes a reservation or preempts when there are none.
+        """Blocks of its own to write up to `num_tokens` tokens to; others yield where there are none.
 
-        False when the job itself had to yield.
+        An incomplete reservation is revoked, or a sequence preempted. False when the job itself had to yield.
         """
         sequence = job.sequence
+        index = sequence.next_written
+        if index is not None and self._is_shared(sequence.block_ids[index]):
+            if not self._reserve_one(job):
+                return False
+            # Those who held it with this one may have yielded.
+            if self._is_shared(sequence.block_ids[index]):
+                self._moves.append(sequence.replace_block(index, self.pool))
         while len(sequence.block_ids) * sequence.block_size < num_tokens:
-            if sequence.num_reserved == 0:
-                while self.pool.room < 1:
-                    if self._revoke_newest():
-                        continue
-                    victim = self._victim()
-                    self._preempt(victim)
-                    if victim is job:
-                        return False
-                self.pool.reserve(1)
-                sequence.num_reserved = 1
+            if not self._reserve_one(job):
+                return False
             self._take(sequence)
         return True
+
+    def _is_shared(self, block_id: BlockId) -> bool:
+        """Whether others will go on reading it; those that leave it in this step will not."""
+        leaving = sum(move.source == block_id for move in self._moves)
+        return self.pool.num_refs(block_id) - leaving > 1
+
+    def _reserve_one(self, job: Job) -> bool:
+        """Have a block reserved. False when the job itself had to yield."""
+        if job.sequence.num_reserved > 0:
+            return True
+        while self.pool.room < 1:
+            if self._revoke_newest():
+                continue
+            victim = self._victim()
+            self._preempt(victim)
+            if victim is job:
+                return False
+        self.pool.reserve(1)
+        job.sequence.num_reserved = 1
+        return True
+
+    def moves(self) -> tuple[BlockMove, ...]:
+        """Copies that the next step begins with. Their sources stay held until `moved`, whoever lets go of them."""
+        return tuple(self._moves)
+
+    def moved(self) -> None:
+        """The step is over."""
+        self.pool.drop(self.leaving)
+        self._moves = []
+
+    @property
+    def leaving(self) -> list[BlockId]:
+        """Blocks that are held for copies under way alone, one entry for each copy."""
+        return [move.source for move in self._moves]
 
     def _revoke_newest(self) -> bool:
         """Take back the newest incomplete reservation: its blocks stay at their source."""
@@ -177,6 +214,10 @@ class Reservations:
     def _preempt(self, job: Job) -> None:
         """Drop the newest, least important sequence's blocks; it catches up by recompute, no token lost."""
         self.num_preemptions += 1
+        for move in [move for move in self._moves if move.target in job.sequence.block_ids]:
+            # It was in the step that is being planned: nothing is copied for it any more.
+            self._moves.remove(move)
+            self.pool.drop([move.source])
         self.give_back(job)
         job.phase = Phase.QUEUED
         self.wait(job, resumed=True)
@@ -229,11 +270,19 @@ class Reservations:
                 gain += len(freed) + other.sequence.num_reserved
                 yielding.append(other)
                 keys.add(other.sequence.key)
-            if self._fits(missing + job.growth, hits, keys, gain):
+            if self._fits(job, missing + job.growth, hits, keys, gain):
                 return yielding
         return None
 
     # ---- giving back -----------------------------------------------------------------------------
+
+    def hand_on(self, head: Job, jobs: list[Job]) -> None:
+        """What a shared prompt has reserved goes to the samples that hold its blocks, a block each."""
+        self._leave_fillings(head)
+        for job in jobs[: head.sequence.num_reserved]:
+            job.sequence.num_reserved = 1
+            head.sequence.num_reserved -= 1
+        head.sequence.give_back(self.pool)
 
     def give_back(self, job: Job) -> None:
         """Drop the blocks of a job that lives on; it will claim blocks again."""

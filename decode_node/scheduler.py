@@ -18,6 +18,7 @@ from pdserve.cluster.messages import (
     NO_BEAT,
     Cancel,
     Decode,
+    Drawn,
     Failed,
     Finish,
     FirstToken,
@@ -34,18 +35,21 @@ from pdserve.cluster.messages import (
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.errors import ProtocolError
-from pdserve.core.ids import NodeId
+from pdserve.core.ids import NodeId, RequestId
+from pdserve.core.logprobs import Logprobs
 from pdserve.decode_node.batch import Batch
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.ends import Ends
-from pdserve.decode_node.finished import FinishedRequests
+from pdserve.decode_node.finished import FinishedSamples
 from pdserve.decode_node.hand_offs import HandOffs
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
+from pdserve.decode_node.samples import Keys, Samples
 from pdserve.engine import planner
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
-from pdserve.engine.step import RunStep, StepDone
+from pdserve.engine.step import Draw, RunStep, StepDone
+from pdserve.kvtransfer.drawn import drawn_after
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone
 
 BEAT_S = 0.5
@@ -72,14 +76,16 @@ class DecodeScheduler:
         self._router = router
         self._hasher = hasher
         self._budget = budget
+        self._max_running = max_running
         self._lease_s = DEFAULT_LEASE_S
         self._jobs = Jobs()
         self.reservations = Reservations(pool, self._jobs, max_running)
         self._ends = Ends(router, self._jobs, self.reservations)
         self._hand_offs = HandOffs(router, self._jobs, self.reservations, self._ends, block_bytes, hasher.block_size)
         self._batch = Batch(self._jobs, self.reservations, hasher, budget, policy)
-        self._finished = FinishedRequests()
-        self._next_key = 0
+        self._finished = FinishedSamples()
+        self._keys = Keys()
+        self._samples = Samples(self._jobs, self.reservations, self._keys, hasher)
         self._is_leaving = False
         self._from_router: dict[type, Callable[..., Iterable[Action]]] = {
             Decode: self._on_decode,
@@ -125,6 +131,8 @@ class DecodeScheduler:
             job = self._jobs.by_key.get(self.reservations.due.pop())
             if job is not None and not job.cancelled and job.phase is Phase.PULLING:
                 actions += self._hand_offs.advance(job, now)
+                if job.is_ready_to_part:
+                    actions += self._part(job, job.drawn, now)
 
     def _on_received(self, event: Received, now: float) -> Iterable[Action]:
         handlers = self._from_router if event.sender == self._router else self._hand_offs.handlers
@@ -137,12 +145,11 @@ class DecodeScheduler:
     # ---- messages of the router ------------------------------------------------------------------
 
     def _on_decode(self, sender: NodeId, message: Decode, now: float) -> Iterable[Action]:
-        known = self._jobs.by_request.get(message.request)
-        if known is not None and known.sequence.attempt >= message.attempt:
+        if self._jobs.attempt(message.request) >= message.attempt:
             return []
         if self._ends.ended.covers(message.request, message.attempt):
             return []
-        actions = self._ends.end(known, now) if known is not None else []
+        actions = self._ends.end(message.request, now)
         try:
             job = self._job(message, now)
         except ProtocolError as error:
@@ -154,27 +161,30 @@ class DecodeScheduler:
         return [*actions, *self._hand_offs.begin(job, message.source.node, now)]
 
     def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
-        self._finished.forget(message.request, message.attempt)
-        job = self._jobs.by_request.get(message.request)
-        if job is None or job.sequence.attempt > message.attempt:
+        self._finished.forget(message.request, message.attempt, message.sample)
+        known = self._jobs.attempt(message.request)
+        if message.sample is not None:
+            job = self._find(message.request, message.attempt, message.sample)
+            return [] if job is None else self._ends.end_job(job, now)
+        if not known or known > message.attempt:
             self._ends.ended.add(message.request, message.attempt, now)
             return []
-        return self._ends.end(job, now)
+        return self._ends.end(message.request, now)
 
     def _on_live(self, sender: NodeId, message: Live, now: float) -> Iterable[Action]:
         for entry in message.entries:
-            job = self._jobs.by_request.get(entry.request)
-            if job is not None and job.sequence.attempt == entry.attempt:
-                job.expires_at = now + self._lease_s
-                job.is_overdue = entry.is_overdue and not job.is_fixed
+            for job in self._jobs.of(entry.request):
+                if job.sequence.attempt == entry.attempt:
+                    job.expires_at = now + self._lease_s
+                    job.is_overdue = entry.is_overdue and not job.is_fixed
         return [Send(sender, self.held(message.beat, self.pool.log.delta(message.cache)))]
 
     def _on_resume(self, sender: NodeId, message: Resume, now: float) -> Iterable[Action]:
         run = self._finished.resume(message)
         if run is not None:
             return [Send(sender, Tokens((run,)))]
-        job = self._jobs.by_request.get(message.request)
-        if job is None or job.sequence.attempt != message.attempt or message.first_index >= job.num_sent:
+        job = self._find(message.request, message.attempt, message.sample)
+        if job is None or message.first_index >= job.num_sent:
             return []
         job.num_sent = message.first_index
         return [Send(sender, Tokens((self._unsent(job, None),)))]
@@ -197,45 +207,68 @@ class DecodeScheduler:
     def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
         actions: list[Action] = []
         runs: list[TokenRun] = []
-        for job, has_token in self._batch.take(event.result):
-            sequence = job.sequence
+        for job, draws in self._batch.take(event.result):
             if job.cancelled:
                 self._ends.free_if_idle(job)
-            if not has_token:
-                continue
-            reason = sequence.params.finish_reason(sequence.num_outputs, sequence.tokens[-1])
-            finish = Finish(reason) if reason else None
-            if job.prefills_here:
-                actions.append(Send(self._router, self._first_token(job, finish, now)))
-            else:
-                runs.append(self._unsent(job, finish))
-            if finish is not None:
-                self._finished.add(sequence, finish, now)
-                self._ends.end(job, now)
+            elif job.sequence.num_missing == 0:
+                drawn = drawn_after(job.sequence, draws)
+                if job.prefills_here:
+                    actions.append(Send(self._router, self._first_token(job, drawn, now)))
+                if job.samples:
+                    actions += self._part(job, job.drawn or drawn, now)
+                else:
+                    runs += self._add(job, draws, drawn, now)
         return [*actions, Send(self._router, Tokens(tuple(runs)))] if runs else actions
 
-    def _first_token(self, job: Job, finish: Finish | None, now: float) -> FirstToken:
-        """The first token of a prompt that was computed here; lost, it is asked for again like any other."""
+    def _add(self, job: Job, draws: Iterable[Draw], drawn: Iterable[Drawn], now: float) -> list[TokenRun]:
+        """One more token of a sample; returns what the router has not been told of it."""
+        runs = []
+        for draw, each in zip(draws, drawn, strict=True):
+            job.add(draw)
+            if job.prefills_here:
+                job.prefills_here, job.sequence.scores_prompt = False, False
+                job.num_sent = job.sequence.num_outputs
+            else:
+                runs.append(self._unsent(job, each.finish))
+            if each.finish is not None:
+                self._finished.add(_run(job, job.num_given, each.finish), now)
+                self._ends.end_job(job, now)
+        return runs
+
+    def _part(self, head: Job, drawn: Iterable[Drawn], now: float) -> list[Send]:
+        """What the samples of a request share is computed: each goes on by itself."""
+        sequence = head.sequence
+        runs = self._samples.part(head, drawn, is_told=head.prefills_here)
+        for run in runs:
+            self._finished.add(run, now)
+        if not self._jobs.of(sequence.request):
+            self._ends.ended.add(sequence.request, sequence.attempt, now)
+        return [Send(self._router, Tokens(tuple(runs)))] if runs and not head.prefills_here else []
+
+    def _first_token(self, job: Job, drawn: tuple[Drawn, ...], now: float) -> FirstToken:
+        """What was drawn after a prompt that was computed here; lost, it is asked for again like any other."""
         sequence = job.sequence
-        job.prefills_here = False
-        job.num_sent = sequence.num_outputs
         return FirstToken(
             sequence.request,
             sequence.attempt,
-            first_index=sequence.num_outputs - 1,
-            token=sequence.tokens[-1],
-            finish=finish,
+            drawn=drawn,
             num_cached_tokens=job.num_hit_tokens,
             queue_s=sequence.queue_s,
             prefill_s=now - sequence.accepted_at - sequence.queue_s,
+            prompt_logprobs=Logprobs.join(sequence.scores),
         )
 
     def _unsent(self, job: Job, finish: Finish | None) -> TokenRun:
-        sequence = job.sequence
-        tokens = tuple(sequence.tokens[sequence.num_prompt + job.num_sent :])
-        run = TokenRun(sequence.request, sequence.attempt, sequence.sample, job.num_sent, tokens, finish)
-        job.num_sent = sequence.num_outputs
+        run = _run(job, job.num_sent, finish)
+        job.num_sent = job.sequence.num_outputs
         return run
+
+    def _find(self, request: RequestId, attempt: int, sample: int) -> Job | None:
+        """The job of one sample, once it has one of its own."""
+        for job in self._jobs.of(request):
+            if job.sequence.attempt == attempt and job.sequence.sample == sample and not job.samples:
+                return job
+        return None
 
     # ---- time ------------------------------------------------------------------------------------
 
@@ -246,8 +279,8 @@ class DecodeScheduler:
         for job in list(self._jobs):
             if event.late:
                 job.expires_at = max(job.expires_at, now + 2 * BEAT_S)
-            if job.expires_at <= now:
-                actions += self._ends.end(job, now)
+            if job.expires_at <= now and not job.cancelled:
+                actions += self._ends.end(job.sequence.request, now)
         actions += self._hand_offs.tick(now)
         return actions
 
@@ -271,6 +304,7 @@ class DecodeScheduler:
                 Stage.HANDOFF if job.phase is Phase.PULLING else Stage.DECODE,
                 job.num_sent,
                 has_blocks=job.phase is Phase.PULLING and bool(job.sequence.block_ids),
+                sample=job.sequence.sample,
             )
             for job in self._jobs
         ]
@@ -298,11 +332,13 @@ class DecodeScheduler:
 
     def check(self) -> None:
         """Invariants over pool, sequences and pulls; raises AssertionError."""
-        self.pool.check(job.sequence.block_ids for job in self._jobs.by_key.values())
+        tables = [job.sequence.block_ids for job in self._jobs.by_key.values()]
+        self.pool.check([*tables, self.reservations.leaving])
         reserved = sum(job.sequence.num_reserved for job in self._jobs.by_key.values())
         assert reserved == self.pool.num_reserved, f"{self.pool.num_reserved} reserved, sequences have {reserved}"
         for job in self._jobs:
             assert self._jobs.by_key.get(job.sequence.key) is job
+            assert not job.is_ready_to_part, "samples share what is computed for longer than they must"
             if job.phase is Phase.QUEUED:
                 assert not job.sequence.block_ids, "a queued sequence holds blocks"
                 assert self.reservations.is_waiting(job), "a queued sequence stands in no line"
@@ -310,17 +346,29 @@ class DecodeScheduler:
     def _job(self, message: Decode, now: float) -> Job:
         """Raises ProtocolError for a request that makes no sense or can never fit."""
         size = self._hasher.block_size
-        self._next_key += 1
-        sequence = Sequence.of(self._next_key, message, size, now)
+        is_local = message.source is None
+        sequence = Sequence.of(self._keys.next(), message, size, now, computes=is_local)
         # The last token drawn is never run, so it needs no slot.
         final_blocks = -(-(sequence.num_prompt + message.sampling.max_tokens - 1) // size)
-        if final_blocks > self.pool.num_blocks:
-            raise ProtocolError(f"the request needs up to {final_blocks} KV blocks of {self.pool.num_blocks}")
-        return Job(
+        job = Job(
             sequence,
-            Phase.QUEUED if message.source is None else Phase.PULLING,
+            Phase.QUEUED if is_local else Phase.PULLING,
             now + self._lease_s,
-            num_sent=sequence.num_outputs,
+            num_given=sequence.num_outputs,
             final_blocks=final_blocks,
-            prefills_here=message.source is None,
+            prefills_here=is_local,
+            samples=message.samples if len(message.samples) > 1 else (),
         )
+        needed = max(final_blocks, sequence.num_blocks + job.growth)
+        if needed > self.pool.num_blocks:
+            raise ProtocolError(f"the request needs up to {needed} KV blocks of {self.pool.num_blocks}")
+        if job.num_streams > self._max_running:
+            raise ProtocolError(f"the request has {job.num_streams} samples, {self._max_running} run at once here")
+        return job
+
+
+def _run(job: Job, first_index: int, finish: Finish | None) -> TokenRun:
+    """Outputs of a sample from an index on, of those that were drawn here or that its hand-off brought along."""
+    sequence, draws = job.sequence, job.draws[first_index - job.num_given :]
+    tokens, logprobs = tuple(draw.token for draw in draws), Logprobs.join(draw.logprobs for draw in draws)
+    return TokenRun(sequence.request, sequence.attempt, sequence.sample, first_index, tokens, finish, logprobs)

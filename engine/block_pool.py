@@ -94,6 +94,9 @@ class BlockPool:
     def generation(self, block_id: BlockId) -> int:
         return int(self._generations[block_id])
 
+    def num_refs(self, block_id: BlockId) -> int:
+        return self._blocks[block_id].refs
+
     def checksum(self, block_id: BlockId) -> int | None:
         return self._blocks[block_id].checksum
 

@@ -5,19 +5,32 @@ a transfer and recompute after preemption are all the same thing: letting it cat
 by the node's scheduler on the event loop.
 """
 
+import dataclasses
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdserve.core.block_hash import NO_PARENT, BlockHasher, unpack_token_ids
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, RequestId
+from pdserve.core.logprobs import Logprobs
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.step import Row, SampleSpec, Seal
+from pdserve.engine.step import BlockMove, Row, SampleSpec, Scored, Seal
+
+
+class Continued(Protocol):
+    """A sample as it travels."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def outputs(self) -> bytes: ...
 
 
 class Work(Protocol):
-    """A request as it travels, whichever role it goes to: ids packed, one hash per block of prompt + outputs."""
+    """A request as it travels, whichever role it goes to: ids packed, one hash per block of what its samples share."""
 
     @property
     def request(self) -> RequestId: ...
@@ -29,7 +42,7 @@ class Work(Protocol):
     def prompt(self) -> bytes: ...
 
     @property
-    def outputs(self) -> tuple[bytes, ...]: ...
+    def samples(self) -> Seq[Continued]: ...
 
     @property
     def hashes(self) -> tuple[BlockHash, ...]: ...
@@ -46,16 +59,20 @@ class Work(Protocol):
 
 @dataclass(slots=True)
 class Sequence:
-    """tokens = prompt, then outputs.
+    """tokens = prompt, then outputs. Samples that go on apart share one until the prompt is computed.
 
+    sample         which one of the request's it is
+    num_samples    how many go on from it; drawing: those that have their next token drawn after its last one
     hashes         names of its leading full blocks; decode nodes extend them as blocks fill
-    tail_hash      name of the partial block at the end of prompt + given outputs, if there is one
+    tail_hash      name of the partial block at the end of what was given, if there is one
     started_at     when its first chunk was planned
     deadline       when its next token is promised, on this node's clock; None without a promise
     num_computed   tokens whose KV is in block_ids
     num_found      tokens whose KV lies in blocks found by hash: never written again
     num_reserved   blocks promised by the pool and not taken yet
     busy           rows and copies in flight that name its blocks; they are freed when it is 0
+    scores_prompt  whether the log-probabilities of its prompt are wanted: then all of it is run, found or not
+    scores         those there are so far, in order
     """
 
     key: int
@@ -68,6 +85,8 @@ class Sequence:
     block_size: int
     tail_hash: BlockHash | None = None
     sample: int = 0
+    num_samples: int = 1
+    drawing: tuple[int, ...] = (0,)
     priority: int = 0
     accepted_at: float = 0.0
     started_at: float | None = None
@@ -78,19 +97,21 @@ class Sequence:
     num_reserved: int = 0
     num_committed: int = 0
     busy: int = 0
+    scores_prompt: bool = False
+    scores: list[Logprobs] = field(default_factory=list)
 
     @classmethod
-    def of(cls, key: int, work: Work, block_size: int, now: float) -> "Sequence":
-        """The sequence that continues `work`, accepted now; raises ProtocolError when its parts do not fit."""
-        if len(work.outputs) != 1:
-            raise ProtocolError(f"a request has one sample here, not {len(work.outputs)}")
-        prompt, outputs = unpack_token_ids(work.prompt), unpack_token_ids(work.outputs[0])
-        if not prompt:
-            raise ProtocolError("a prompt has at least one token")
-        if len(outputs) >= work.sampling.max_tokens:
-            raise ProtocolError(f"{len(outputs)} of {work.sampling.max_tokens} tokens (max_tokens) are out already")
-        tokens = prompt + outputs
+    def of(cls, key: int, work: Work, block_size: int, now: float, computes: bool = True) -> "Sequence":
+        """The sequence of what the samples of `work` share, accepted now; raises ProtocolError when it makes no sense.
+
+        computes  whether the prompt is computed here
+        """
+        _check(work)
+        prompt, first = unpack_token_ids(work.prompt), work.samples[0]
+        is_alone = len(work.samples) == 1
+        tokens = prompt + unpack_token_ids(first.outputs) if is_alone else prompt
         num_full = len(tokens) // block_size
+        is_fresh = not any(sample.outputs for sample in work.samples)
         sequence = cls(
             key,
             work.request,
@@ -101,9 +122,13 @@ class Sequence:
             list(work.hashes[:num_full]),
             block_size,
             tail_hash=work.hashes[num_full] if num_full < len(work.hashes) else None,
+            sample=first.index,
+            num_samples=len(work.samples),
+            drawing=tuple(sample.index for sample in work.samples if is_alone or not sample.outputs),
             priority=work.priority,
             accepted_at=now,
             deadline=None if work.deadline_s is None else now + work.deadline_s,
+            scores_prompt=computes and is_fresh and work.sampling.prompt_logprobs is not None,
         )
         if len(work.hashes) != sequence.num_blocks:
             raise ProtocolError(f"{len(tokens)} tokens fill {sequence.num_blocks} blocks, not {len(work.hashes)}")
@@ -141,7 +166,7 @@ class Sequence:
         self.num_committed = len(hits)
         self.num_found = len(hits) * self.block_size
         # The last token is always run: its logits give the next one.
-        self.num_computed = min(self.num_found, self.num_tokens - 1)
+        self.num_computed = 0 if self.scores_prompt else min(self.num_found, self.num_tokens - 1)
 
     def give_back(self, pool: BlockPool) -> None:
         """Drop every block and reservation; what is committed stays findable."""
@@ -149,6 +174,47 @@ class Sequence:
         pool.drop(self.block_ids)
         self.block_ids = []
         self.num_reserved = self.num_computed = self.num_found = self.num_committed = 0
+        self.scores = []
+
+    def fork(self, key: int, sample: int, outputs: Seq[int]) -> "Sequence":
+        """One of the samples that share it, with outputs of its own and no blocks yet."""
+        return dataclasses.replace(
+            self,
+            key=key,
+            sample=sample,
+            num_samples=1,
+            drawing=(sample,),
+            tokens=[*self.tokens, *outputs],
+            hashes=list(self.hashes),
+            tail_hash=None,
+            block_ids=[],
+            num_computed=0,
+            num_found=0,
+            num_reserved=0,
+            num_committed=0,
+            scores_prompt=False,
+            scores=[],
+        )
+
+    def share(self, head: "Sequence", pool: BlockPool) -> None:
+        """Hold the blocks of the sequence that it was forked from, too; whoever writes to one first copies it."""
+        for block_id in head.block_ids:
+            pool.hold(block_id)
+        self.block_ids = list(head.block_ids)
+        self.num_computed, self.num_found, self.num_committed = head.num_computed, head.num_found, head.num_committed
+
+    def replace_block(self, index: int, pool: BlockPool) -> BlockMove:
+        """Put a block of the reservation in the place of one that others hold, too; the caller drops that one."""
+        shared = self.block_ids[index]
+        self.block_ids[index] = pool.take()
+        self.num_reserved -= 1
+        return BlockMove(shared, self.block_ids[index])
+
+    @property
+    def next_written(self) -> int | None:
+        """Index of the block that its next token is written to, when that is in its table already."""
+        index = max(self.num_computed, self.num_found) // self.block_size
+        return index if index < len(self.block_ids) else None
 
     def take_blocks(self, pool: BlockPool, num_tokens: int) -> None:
         """Extend the block table to cover `num_tokens`, out of the reservation."""
@@ -159,18 +225,28 @@ class Sequence:
     def row(self, num_tokens: int) -> Row:
         """The next `num_tokens` tokens as a step's row; samples when they are the last ones."""
         end = self.num_computed + num_tokens
-        samples = (self._sample_spec(),) if end == self.num_tokens else ()
+        samples = self._sample_specs() if end == self.num_tokens else ()
         tokens = tuple(self.tokens[self.num_computed : end])
-        return Row(self.key, tokens, self.num_computed, tuple(self.block_ids), self.num_found, samples)
+        scored = self._scored(end)
+        return Row(self.key, tokens, self.num_computed, tuple(self.block_ids), self.num_found, samples, scored)
 
-    def _sample_spec(self) -> SampleSpec:
+    def _sample_specs(self) -> tuple[SampleSpec, ...]:
         history = tuple(self.tokens) if self.params.has_penalties else ()
-        return SampleSpec(self.params, self.num_outputs, self.sample, history, self.num_prompt)
+        return tuple(
+            SampleSpec(self.params, self.num_outputs, sample, history, self.num_prompt) for sample in self.drawing
+        )
 
-    def name_full_blocks(self, hasher: BlockHasher) -> None:
-        """Extend `hashes` over every block that num_computed tokens fill."""
+    def _scored(self, end: int) -> Scored | None:
+        """The prompt tokens that follow those of a row up to `end`."""
+        if not self.scores_prompt or self.params.prompt_logprobs is None:
+            return None
+        following = tuple(self.tokens[self.num_computed + 1 : min(end + 1, self.num_prompt)])
+        return Scored(following, self.params.prompt_logprobs) if following else None
+
+    def name_full_blocks(self, hasher: BlockHasher, num_tokens: int) -> None:
+        """Extend `hashes` over every block that so many tokens fill."""
         size = self.block_size
-        while len(self.hashes) < self.num_computed // size:
+        while len(self.hashes) < num_tokens // size:
             parent = self.hashes[-1] if self.hashes else NO_PARENT
             start = len(self.hashes) * size
             self.hashes.append(hasher.extend(parent, self.tokens[start : start + size]))
@@ -190,3 +266,14 @@ class Sequence:
         for i in range(self.num_committed, full):
             pool.commit(self.block_ids[i], self.hashes[i], checksums.get(self.block_ids[i]))
         self.num_committed = max(self.num_committed, full)
+
+
+def _check(work: Work) -> None:
+    if not work.prompt:
+        raise ProtocolError("a prompt has at least one token")
+    if not work.samples or len({sample.index for sample in work.samples}) != len(work.samples):
+        raise ProtocolError(f"a request has one or more samples, each named once, not {work.samples}")
+    for sample in work.samples:
+        num_outputs = len(sample.outputs) // 4
+        if num_outputs >= work.sampling.max_tokens:
+            raise ProtocolError(f"{num_outputs} of {work.sampling.max_tokens} tokens (max_tokens) are out already")

@@ -22,7 +22,6 @@ from pdserve.cluster.messages import (
     End,
     Failed,
     Fetch,
-    Finish,
     FirstToken,
     Gauges,
     HaveEntry,
@@ -38,12 +37,14 @@ from pdserve.cluster.messages import (
 from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
+from pdserve.core.logprobs import Logprobs
 from pdserve.engine import planner
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
-from pdserve.engine.step import RunStep, StepDone, StepPlan
+from pdserve.engine.step import Draw, RunStep, StepDone, StepPlan
 from pdserve.engine.step_cost import StepCost, StepWork
 from pdserve.kvtransfer.copying import BlocksChecked, CheckBlocks
+from pdserve.kvtransfer.drawn import drawn_after
 from pdserve.kvtransfer.offer import Answer, OfferBook, SendBlocks
 from pdserve.prefill_node.tail_chunk import cut_tail
 
@@ -181,6 +182,9 @@ class PrefillScheduler:
         return actions
 
     def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
+        if message.sample is not None:
+            # The others need the prompt all the same.
+            return []
         prompt = self._prompts.get(message.request)
         if prompt is None or prompt.sequence.attempt > message.attempt:
             self.ended.add(message.request, message.attempt, now)
@@ -308,23 +312,24 @@ class PrefillScheduler:
                 self.pool.note_checksum(block_id, result.checksums[block_id])
             entries = [self._entry(block_id, sealed[block_id]) for block_id in own]
             actions += self.offers.seal(sequence.request, sequence.attempt, entries)
-            if row.samples:
-                actions += self._finish(prompt, result.draws[row.key][0].token, now)
+            if row.key in result.scores:
+                sequence.scores.append(result.scores[row.key])
+            if sequence.num_missing == 0:
+                actions += self._finish(prompt, result.draws.get(row.key, ()), now)
         return actions
 
-    def _finish(self, prompt: Prompt, token: int, now: float) -> list[Action]:
-        """The prompt is computed and its next token drawn: tell the router at once, park the blocks."""
+    def _finish(self, prompt: Prompt, draws: Iterable[Draw], now: float) -> list[Action]:
+        """The prompt is computed and the next token of each sample drawn: tell the router at once, park the blocks."""
         sequence = prompt.sequence
-        reason = sequence.params.finish_reason(sequence.num_outputs + 1, token)
+        drawn = drawn_after(sequence, draws)
         first = FirstToken(
             sequence.request,
             sequence.attempt,
-            first_index=sequence.num_outputs,
-            token=token,
-            finish=Finish(reason) if reason else None,
+            drawn=drawn,
             num_cached_tokens=min(sequence.num_found, sequence.num_tokens - 1),
             queue_s=sequence.queue_s,
             prefill_s=now - sequence.accepted_at - sequence.queue_s,
+            prompt_logprobs=Logprobs.join(sequence.scores),
         )
         prompt.first_token = first
         self._running.remove(prompt)
@@ -333,9 +338,9 @@ class PrefillScheduler:
         prompt.leased = list(sequence.block_ids)
         sequence.give_back(self.pool)
         actions: list[Action] = [Send(self._router, first)]
-        if reason is not None:
+        if sum(each.finish is not None for each in drawn) == sequence.num_samples:
             return actions + self._end(prompt, now)
-        end = End(sequence.request, sequence.attempt, sequence.num_tokens, sequence.num_outputs, token)
+        end = End(sequence.request, sequence.attempt, sequence.num_tokens, drawn)
         return actions + list(self.offers.finish(sequence.request, sequence.attempt, end))
 
     # ---- time ------------------------------------------------------------------------------------

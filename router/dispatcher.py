@@ -23,6 +23,7 @@ from pdserve.cluster.messages import (
     Failed,
     FirstToken,
     Held,
+    HeldEntry,
     Live,
     LiveEntry,
     Peer,
@@ -33,10 +34,12 @@ from pdserve.cluster.messages import (
     Role,
     Send,
     Stage,
+    TokenRun,
     Tokens,
 )
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import BlockHash, Epoch, NodeId, RequestId
+from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.router.placement import Node, Place, pick, pick_other
 from pdserve.router.record import Plan, Record
 
@@ -53,6 +56,14 @@ class ClientGone:
     """Nobody reads this request any more, or its text is complete."""
 
     request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStopped:
+    """The text of one sample is complete; the others go on."""
+
+    request: RequestId
+    sample: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +84,17 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Action: new tokens for the client; with `finish` they are the last."""
+    """Action: new tokens of a sample for the client; with `finish` they are its last.
+
+    is_last: with them the request has ended
+    """
 
     request: RequestId
+    sample: int
     token_ids: tuple[int, ...]
     finish: str | None
+    logprobs: Logprobs = NO_LOGPROBS
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +105,7 @@ class GiveUp:
     reason: str
 
 
-Event = Submit | ClientGone | NodeJoined | NodeLost | Received | Tick
+Event = Submit | ClientGone | SampleStopped | NodeJoined | NodeLost | Received | Tick
 Action = Send | Deliver | GiveUp
 
 
@@ -126,6 +143,7 @@ class Dispatcher:
         self._on_event: dict[type, Callable[..., Iterable[Action]]] = {
             Submit: self._on_submit,
             ClientGone: self._on_client_gone,
+            SampleStopped: self._on_sample_stopped,
             NodeJoined: self._on_joined,
             NodeLost: self._on_lost,
             Received: self._on_received,
@@ -182,6 +200,11 @@ class Dispatcher:
 
         return most((Role.PREFILL, Role.BOTH)), most((Role.DECODE, Role.BOTH))
 
+    def widest(self) -> tuple[int, int, int]:
+        """Of the decode node that can begin most samples at once: its blocks, its largest batch, its block size."""
+        decoders = [n.capacity for n in self._staying() if n.role in (Role.DECODE, Role.BOTH)]
+        return max(((c.num_blocks, c.max_running, c.block_size) for c in decoders), default=(0, 0, 1))
+
     # ---- requests --------------------------------------------------------------------------------
 
     def _on_submit(self, event: Submit, now: float) -> Iterable[Action]:
@@ -194,6 +217,19 @@ class Dispatcher:
         if record is None:
             return []
         return self._close(record)
+
+    def _on_sample_stopped(self, event: SampleStopped, now: float) -> Iterable[Action]:
+        record = self._records.get(event.request)
+        sample = record.sample(event.sample) if record is not None else None
+        if record is None or sample is None or sample.finish is not None:
+            return []
+        sample.finish = "stop"
+        if not record.live:
+            record.finish = _finish_of(record)
+            return self._close(record)
+        # Before its hand-off it has nothing of its own on a node; beats repeat what is lost or comes too early.
+        decode = [record.decode_node] if record.decode_node in self.nodes and record.stage is not None else []
+        return [Send(node, Cancel(record.request, record.attempt, event.sample)) for node in decode if node is not None]
 
     def _dispatch(self, now: float) -> list[Action]:
         """Give queued requests to nodes, in order; the first that has no place keeps its turn."""
@@ -223,23 +259,23 @@ class Dispatcher:
         record.plan, record.is_overdue, record.has_blocks = place.plan, False, False
         if record.times.dispatched is None:
             record.times.dispatched = now
-        prompt, outputs = record.packed()
+        prompt, samples = record.packed()
         hashes = record.hashes(self._hasher)
         place.computing.prompts[record.request] = place.computing.num_lacking(record.num_tokens, hashes)
-        common = (record.request, record.attempt, prompt, outputs, hashes, record.params)
+        common = (record.request, record.attempt, prompt, samples, hashes, record.params)
         urgency = (record.priority, self._deadline_s(record, now))
         actions: list[Action] = []
         if prefill is not None:
             actions.append(Send(prefill.node, Prefill(*common, *urgency)))
         if decode is not None:
-            decode.streams[record.request] = record.final_tokens
+            decode.streams[record.request] = record.total_tokens
             source = prefill.peer if prefill else None
             actions.append(Send(decode.node, Decode(*common, source, *urgency)))
         return actions
 
     def _deadline_s(self, record: Record, now: float) -> float | None:
         """What is left of the promised time to first token; None without a promise, or once it is out."""
-        if self._ttft_slo_s is None or record.outputs:
+        if self._ttft_slo_s is None or record.num_outputs:
             return None
         return max(0.0, record.times.arrived + self._ttft_slo_s - now)
 
@@ -333,29 +369,42 @@ class Dispatcher:
 
     def _on_first_token(self, sender: NodeId, message: FirstToken, now: float) -> Iterable[Action]:
         record = self._current(message.request, message.attempt)
-        if record is None or message.first_index > len(record.outputs):
+        if record is None:
             return []
         if record.stage is Stage.PREFILL:
             record.stage, record.handoff_due = Stage.HANDOFF, now + self._handoff_deadline_s
             self._prefilled(record)
-            if not record.outputs:
+            if not record.num_outputs:
                 # A later attempt's computing is no part of the time to the first token.
                 record.note_cached(message.num_cached_tokens)
                 record.prefill_queue_s, record.prefill_s = message.queue_s, message.prefill_s
-        return self._take(record, message.first_index, (message.token,), message.finish, now)
+        if record.lacks_prompt_logprobs:
+            record.prompt_logprobs = message.prompt_logprobs
+        actions: list[Action] = []
+        for drawn in message.drawn:
+            ids = (drawn.sample, drawn.index, (drawn.token,))
+            run = TokenRun(record.request, record.attempt, *ids, drawn.finish, drawn.logprobs)
+            actions += self._take(record, run, now)
+        return actions
 
     def _on_tokens(self, sender: NodeId, message: Tokens, now: float) -> Iterable[Action]:
         actions: list[Action] = []
         for run in message.runs:
             record = self._current(run.request, run.attempt)
-            if record is None:
+            sample = None if record is None else record.sample(run.sample)
+            if record is None or sample is None:
                 continue
-            if run.first_index > len(record.outputs):
-                actions.append(Send(sender, Resume(run.request, run.attempt, run.sample, len(record.outputs))))
+            if record.lacks_prompt_logprobs:
+                # They came with a FirstToken that was lost; nothing else has them.
+                actions += self._retry(record, "the log-probabilities of its prompt were lost")
+                continue
+            num_outputs = len(sample.outputs)
+            if run.first_index > num_outputs:
+                actions.append(Send(sender, Resume(run.request, run.attempt, run.sample, num_outputs)))
                 continue
             self._prefilled(record)
             record.stage = Stage.DECODE
-            actions += self._take(record, run.first_index, run.token_ids, run.finish, now)
+            actions += self._take(record, run, now)
         return actions
 
     def _on_ready(self, sender: NodeId, message: Ready, now: float) -> Iterable[Action]:
@@ -390,7 +439,9 @@ class Dispatcher:
         node.is_leaving = message.is_leaving
         if message.cache is not None:
             node.cache.apply(message.cache)
-        held = {(entry.request, entry.attempt): entry for entry in message.entries}
+        held: dict[tuple[RequestId, int], list[HeldEntry]] = {}
+        for entry in message.entries:
+            held.setdefault((entry.request, entry.attempt), []).append(entry)
         actions = self._unwanted(sender, message)
         peers = self._peers()
         if node.role is Role.DECODE and node.links.keys() != {peer.node for peer in peers.prefill}:
@@ -398,16 +449,11 @@ class Dispatcher:
             actions.append(Send(sender, peers))
         for request in dict.fromkeys([*node.prompts, *node.streams]):
             record = self._records[request]
-            entry = held.get((request, record.attempt))
-            if entry is not None:
+            entries = held.get((request, record.attempt))
+            if entries is not None:
                 record.missed.pop(sender, None)
-                if sender == record.decode_node:
-                    record.has_blocks = entry.has_blocks
-                if entry.stage is Stage.DECODE and record.stage is Stage.HANDOFF:
-                    # Its Ready was lost.
-                    record.stage = Stage.DECODE
-                if entry.stage is Stage.DONE and entry.next_index > len(record.outputs):
-                    actions.append(Send(sender, Resume(request, record.attempt, 0, len(record.outputs))))
+                for entry in entries:
+                    actions += self._compare(sender, record, entry)
                 continue
             if message.beat <= record.placed_in_beat:
                 # The answer to a Live that is older than the request says nothing of it.
@@ -416,6 +462,17 @@ class Dispatcher:
             if record.missed[sender] >= MISSED_BEATS:
                 actions += self._retry(record, f"{sender} does not know the request")
         return actions
+
+    def _compare(self, sender: NodeId, record: Record, entry: HeldEntry) -> Iterable[Action]:
+        """What a node says of a sample that it should hold."""
+        if sender == record.decode_node:
+            record.has_blocks = entry.has_blocks
+        if entry.stage is Stage.DECODE and record.stage is Stage.HANDOFF:
+            # Its Ready was lost.
+            record.stage = Stage.DECODE
+        sample = record.sample(entry.sample)
+        if sample is not None and entry.stage is Stage.DONE and entry.next_index > len(sample.outputs):
+            yield Send(sender, Resume(record.request, record.attempt, entry.sample, len(sample.outputs)))
 
     def _unwanted(self, sender: NodeId, message: Held) -> list[Action]:
         """What a node holds for nobody, because a Cancel or a Release was lost: it need not wait for its lease."""
@@ -426,6 +483,10 @@ class Dispatcher:
             is_needed = record is not None and (sender == record.decode_node or record.stage is not Stage.DECODE)
             if not (is_current and is_needed):
                 actions.append(Send(sender, Cancel(entry.request, entry.attempt)))
+            elif record is not None and entry.stage in (Stage.DECODE, Stage.DONE):
+                sample = record.sample(entry.sample)
+                if sample is None or sample.finish is not None:
+                    actions.append(Send(sender, Cancel(entry.request, entry.attempt, entry.sample)))
         return actions
 
     def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:
@@ -487,7 +548,7 @@ class Dispatcher:
             return []
         _, reason = self.readiness()
         if reason == "ready":
-            reason = f"no node holds {head.num_tokens + head.num_left} tokens of KV any more"
+            reason = f"no node holds {head.final_tokens} tokens of KV any more"
         waited = f"after waiting {self._recovery_grace_s:g} s (recovery_grace_s)"
         return [*self._close(head), GiveUp(head.request, f"{reason}, {waited}")]
 
@@ -500,23 +561,28 @@ class Dispatcher:
             if name in self.nodes:
                 self.nodes[name].prompts.pop(record.request, None)
 
-    def _take(
-        self, record: Record, first_index: int, token_ids: tuple[int, ...], finish: str | None, now: float
-    ) -> list[Action]:
-        """Put tokens into the ledger, each index once, and pass on what is new."""
-        new = token_ids[len(record.outputs) - first_index :]
+    def _take(self, record: Record, run: TokenRun, now: float) -> list[Action]:
+        """Put tokens of a sample into the ledger, each index once, and pass on what is new."""
+        sample = record.sample(run.sample)
+        if sample is None or sample.finish is not None:
+            return []
+        num_known = len(sample.outputs) - run.first_index
+        new = run.token_ids[num_known:]
+        logprobs = run.logprobs.after(num_known) if run.logprobs.covers(len(run.token_ids)) else NO_LOGPROBS
         times = record.times
         if new:
-            before = len(record.outputs)
-            record.outputs += new
+            before = len(sample.outputs)
+            sample.outputs += new
             times.first_token = now if times.first_token is None else times.first_token
-            if before < 2 <= len(record.outputs):
+            if before < 2 <= len(sample.outputs) and times.second_token is None:
                 times.second_token = now
             times.last_token = now
-        record.finish = finish
-        if finish is None:
-            return [Deliver(record.request, new, None)] if new else []
-        return [Deliver(record.request, new, finish), *self._close(record)]
+        sample.finish = run.finish
+        if record.live:
+            is_news = new or run.finish is not None
+            return [Deliver(record.request, run.sample, new, run.finish, logprobs)] if is_news else []
+        record.finish = _finish_of(record)
+        return [Deliver(record.request, run.sample, new, run.finish, logprobs, is_last=True), *self._close(record)]
 
     # ---- invariants ------------------------------------------------------------------------------
 
@@ -529,3 +595,8 @@ class Dispatcher:
             for request in [*node.prompts, *node.streams]:
                 assert node.node in self._records[request].nodes, f"{node.node} was not given {request.hex()}"
         assert len(queued) == len(self._queue)
+
+
+def _finish_of(record: Record) -> str:
+    """How its samples ended, each way named once."""
+    return "+".join(sorted({sample.finish for sample in record.samples if sample.finish is not None}))

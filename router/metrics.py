@@ -94,7 +94,7 @@ class RouterMetrics:
                 histogram.observe(ledger[name])
         self._requests.labels(record.finish or "unknown").inc()
         self._prompt.inc(len(record.prompt))
-        self._output.inc(len(record.outputs))
+        self._output.inc(record.num_outputs)
         self._moved.inc(record.bytes_moved)
         self._attempts.inc(max(0, record.attempt - 1))
 

@@ -51,6 +51,14 @@ class Node:
     def fits(self, num_tokens: int) -> bool:
         return num_tokens <= self.capacity.num_tokens
 
+    def can_begin(self, record: Record) -> bool:
+        """Whether all samples of the request, of which each needs a block to write to, can begin here side by side."""
+        size, num_samples = self.capacity.block_size, len(record.live)
+        if num_samples == 1:
+            return self.fits(record.final_tokens)
+        has_blocks = -(-len(record.prompt) // size) + num_samples <= self.capacity.num_blocks
+        return self.fits(record.final_tokens) and has_blocks and num_samples <= self.capacity.max_running
+
     @property
     def starts_no_prompt(self) -> bool:
         """Whether it said that a prompt given to it now would wait for others to be released."""
@@ -207,14 +215,13 @@ def _places(
 ) -> Iterator[Place]:
     """Every place. Where no prefill node could ever hold the prompt, as it may be once outputs have made it
     longer, decode nodes compute it."""
-    final_tokens = record.final_tokens
     fitting = [node for node in nodes if node.fits(record.num_tokens)]
     open_ = [node for node in fitting if len(node.prompts) < max_prompts]
     prefills = [node for node in open_ if node.role is Role.PREFILL]
-    if record.num_left == 1 and prefills:
+    if record.ends_with_prefill and prefills:
         yield from (Place(prefill, None) for prefill in prefills)
         return
-    decoders = [node for node in fitting if node.role is not Role.PREFILL and node.fits(final_tokens)]
+    decoders = [node for node in fitting if node.role is not Role.PREFILL and node.can_begin(record)]
     splits = [Place(p, d) for d in decoders for p in prefills if p.node in d.links and p.node not in d.doubted]
     yield from splits
     no_prefill_node = all(node.role is not Role.PREFILL for node in fitting)
@@ -223,7 +230,7 @@ def _places(
     least = min((savings.num_lacking(place.computing) for place in splits if place.computing.is_idle), default=None)
     for decode in decoders:
         lends = no_prefill_node
-        if cooperative and decode.room >= final_tokens:
+        if cooperative and decode.room >= record.total_tokens:
             lends = lends or least is None or SPARED * savings.num_lacking(decode) <= least
         if len(decode.prompts) < max_prompts and (decode.role is Role.BOTH or lends):
             yield Place(None, decode)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from pdserve.cluster.messages import Stage
+from pdserve.cluster.messages import Sample, Stage
 from pdserve.core.block_hash import BlockHasher, pack_token_ids
 from pdserve.core.ids import BlockHash, NodeId, RequestId
+from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.core.sampling import SamplingParams
 
 
@@ -35,6 +36,19 @@ class Times:
 
 
 @dataclass(slots=True)
+class SampleRecord:
+    """One continuation of the prompt; without a finish it goes on."""
+
+    index: int
+    outputs: list[int] = field(default_factory=list)
+    finish: str | None = None
+
+
+def _one_sample() -> list[SampleRecord]:
+    return [SampleRecord(0)]
+
+
+@dataclass(slots=True)
 class Record:
     """stage None: in the router's queue. missed: beats in which a node that should hold it did not name it.
 
@@ -50,7 +64,8 @@ class Record:
     params: SamplingParams
     times: Times
     priority: int = 0
-    outputs: list[int] = field(default_factory=list)
+    samples: list[SampleRecord] = field(default_factory=_one_sample)
+    prompt_logprobs: Logprobs = NO_LOGPROBS
     stage: Stage | None = None
     attempt: int = 0
     plan: Plan | None = None
@@ -74,19 +89,49 @@ class Record:
     _hashes: tuple[BlockHash, ...] = ()
     _num_hashed: int = 0
 
+    def sample(self, index: int) -> SampleRecord | None:
+        """None for one that nobody asked for."""
+        return self.samples[index] if index < len(self.samples) else None
+
+    @property
+    def live(self) -> list[SampleRecord]:
+        """Samples that go on."""
+        return [sample for sample in self.samples if sample.finish is None]
+
+    @property
+    def shared(self) -> list[int]:
+        """Tokens that all samples have in common, which a prefill node computes: those of one alone, or the prompt."""
+        live = self.live
+        return self.prompt + live[0].outputs if len(live) == 1 else self.prompt
+
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt) + len(self.outputs)
+        live = self.live
+        return len(self.prompt) + (len(live[0].outputs) if len(live) == 1 else 0)
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(len(sample.outputs) for sample in self.samples)
 
     @property
     def final_tokens(self) -> int:
-        """Tokens whose KV there will be at the end: the last one drawn is never run."""
+        """Tokens of a sample whose KV there will be at its end: the last one drawn is never run."""
         return len(self.prompt) + self.params.max_tokens - 1
 
     @property
-    def num_left(self) -> int:
-        """Tokens that may still be drawn."""
-        return self.params.max_tokens - len(self.outputs)
+    def total_tokens(self) -> int:
+        """Tokens of all samples whose KV there may be at once; what they share counts once."""
+        return len(self.prompt) + len(self.live) * (self.params.max_tokens - 1)
+
+    @property
+    def ends_with_prefill(self) -> bool:
+        """Whether what is drawn after the last chunk is the last token of every sample."""
+        num_shared = self.num_tokens - len(self.prompt)
+        return all(len(s.outputs) == num_shared == self.params.max_tokens - 1 for s in self.live)
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        return self.params.prompt_logprobs is not None and len(self.prompt) > 1 and not self.prompt_logprobs.values
 
     @property
     def nodes(self) -> list[NodeId]:
@@ -96,14 +141,15 @@ class Record:
         """A node found so many tokens in its prefix cache; of outputs that were computed again nobody asks."""
         self.num_cached_tokens = max(self.num_cached_tokens, min(num_tokens, len(self.prompt)))
 
-    def packed(self) -> tuple[bytes, tuple[bytes, ...]]:
-        """Prompt and outputs as they travel."""
-        return pack_token_ids(self.prompt), (pack_token_ids(self.outputs),)
+    def packed(self) -> tuple[bytes, tuple[Sample, ...]]:
+        """The prompt and the samples that go on, as they travel."""
+        samples = tuple(Sample(sample.index, pack_token_ids(sample.outputs)) for sample in self.live)
+        return pack_token_ids(self.prompt), samples
 
     def hashes(self, hasher: BlockHasher) -> tuple[BlockHash, ...]:
-        """Names of all blocks of prompt + outputs, made once for each length."""
+        """Names of all blocks of what the samples share, made once for each length."""
         if self._num_hashed != self.num_tokens:
-            self._hashes, self._num_hashed = tuple(hasher.hashes(self.prompt + self.outputs)), self.num_tokens
+            self._hashes, self._num_hashed = tuple(hasher.hashes(self.shared)), self.num_tokens
         return self._hashes
 
     def ledger(self) -> dict[str, Any]:
@@ -139,8 +185,9 @@ class Record:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token after the first."""
+        """Mean time per output token after the first; of several samples, which run side by side, the longest's."""
         times = self.times
-        if times.first_token is None or times.last_token is None or len(self.outputs) < 2:
+        longest = max(len(sample.outputs) for sample in self.samples)
+        if times.first_token is None or times.last_token is None or longest < 2:
             return None
-        return round((times.last_token - times.first_token) / (len(self.outputs) - 1), 6)
+        return round((times.last_token - times.first_token) / (longest - 1), 6)

@@ -20,7 +20,7 @@ from pdserve.cluster.membership import Admitted, Doorway, Liveness, disagreement
 from pdserve.cluster.messages import Facts, Held, Hello, Refused, Role, Send, Welcome, WrongEpoch
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
-from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
+from pdserve.core.logprobs import Logprobs
 from pdserve.core.sampling import SamplingParams
 from pdserve.router.dispatcher import (
     Action,
@@ -31,12 +31,13 @@ from pdserve.router.dispatcher import (
     GiveUp,
     NodeJoined,
     NodeLost,
+    SampleStopped,
     Submit,
 )
 from pdserve.router.generation import GenerationError, GenerationRequest, Progress
 from pdserve.router.metrics import RouterMetrics
 from pdserve.router.overview import overview
-from pdserve.router.record import Record, Times
+from pdserve.router.record import Record, SampleRecord, Times
 
 log = logging.getLogger(__name__)
 
@@ -45,35 +46,37 @@ RETRY_AFTER_S = 1
 
 
 class TokenStream:
-    """One request as its reader sees it. Tokens that arrive while nobody reads are merged."""
+    """One request as its reader sees it. What arrives of a sample while nobody reads is merged."""
 
     def __init__(self, record: Record, service: "RouterService"):
         self.record = record
         self._service = service
-        self._pending: list[int] = []
-        self._finish: str | None = None
+        self._pending: dict[int, Progress] = {}
+        self._num_open = len(record.samples)
         self._error: GenerationError | None = None
-        self._ended = False
         self._wake = asyncio.Event()
 
     def __aiter__(self) -> "TokenStream":
         return self
 
     async def __anext__(self) -> Progress:
-        if self._ended:
-            raise StopAsyncIteration
-        while not self._pending and self._finish is None:
+        while not self._pending:
+            if not self._num_open:
+                raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
             self._wake.clear()
             await self._wake.wait()
-        token_ids, self._pending = self._pending, []
-        self._ended = self._finish is not None
-        return Progress(token_ids, self._finish)
+        progress = self._pending.pop(next(iter(self._pending)))
+        self._num_open -= progress.finish is not None
+        return progress
 
-    def push(self, token_ids: tuple[int, ...], finish: str | None) -> None:
-        self._pending += token_ids
-        self._finish = finish
+    def push(self, action: Deliver) -> None:
+        before = self._pending.get(action.sample)
+        token_ids, logprobs = list(action.token_ids), action.logprobs
+        if before is not None:
+            token_ids, logprobs = before.token_ids + token_ids, Logprobs.join((before.logprobs, logprobs))
+        self._pending[action.sample] = Progress(token_ids, action.finish, action.sample, logprobs)
         self._wake.set()
 
     def fail(self, error: GenerationError) -> None:
@@ -84,10 +87,13 @@ class TokenStream:
         self._service.cancel(self.record, finish)
 
     def stop(self, sample: int) -> None:
-        self._service.cancel(self.record, "stop")
+        before = self._pending.pop(sample, None)
+        if before is None or before.finish is None:
+            self._service.stop(self.record, sample)
+        self._num_open -= 1
 
     def prompt_logprobs(self) -> Logprobs:
-        return NO_LOGPROBS
+        return self.record.prompt_logprobs
 
     def metrics(self) -> dict[str, Any]:
         return self.record.ledger()
@@ -168,10 +174,18 @@ class RouterService:
             params,
             Times(request.arrived_at),
             priority=request.priority,
+            samples=[SampleRecord(index) for index in range(request.num_samples)],
         )
         stream = self._streams[record.request] = TokenStream(record, self)
         self._feed(Submit(record))
         return stream
+
+    def stop(self, record: Record, sample: int) -> None:
+        if record.request in self._streams:
+            self._feed(SampleStopped(record.request, sample))
+            if not record.live:
+                del self._streams[record.request]
+                self._finished(record)
 
     def cancel(self, record: Record, finish: str) -> None:
         if self._streams.pop(record.request, None) is not None:
@@ -196,6 +210,8 @@ class RouterService:
             # The last token drawn is never run, so it needs no slot.
             params = replace(params, max_tokens=max(1, min(params.max_tokens, decode_tokens + 1 - prompt)))
         total = prompt + params.max_tokens - 1
+        if request.num_samples > 1:
+            self._check_samples(prompt, request.num_samples)
         for what, needed, held in (("prompt", prompt, prefill_tokens), ("prompt and output", total, decode_tokens)):
             if needed > held:
                 message = (
@@ -204,6 +220,23 @@ class RouterService:
                 )
                 raise GenerationError(400, "context_length_exceeded", message)
         return params
+
+    def _check_samples(self, num_prompt: int, num_samples: int) -> None:
+        """Samples begin side by side, each with a block of its own to write to."""
+        num_blocks, max_running, block_size = self._dispatcher.widest()
+        if num_samples > max_running:
+            message = (
+                f"n: {num_samples} samples are more than the {max_running} sequences that a decode node runs at once: "
+                "ask for fewer or raise --max-running of the nodes"
+            )
+            raise GenerationError(400, "invalid_value", message)
+        needed = -(-num_prompt // block_size) + num_samples
+        if needed > num_blocks:
+            message = (
+                f"the prompt and {num_samples} samples need {needed} KV blocks to begin, the largest decode node has "
+                f"{num_blocks}: shorten the prompt, ask for fewer or raise --kv-memory of the nodes"
+            )
+            raise GenerationError(400, "context_length_exceeded", message)
 
     # ---- frames ----------------------------------------------------------------------------------
 
@@ -282,8 +315,8 @@ class RouterService:
         if stream is None:
             return
         if isinstance(action, Deliver):
-            stream.push(action.token_ids, action.finish)
-            if action.finish is not None:
+            stream.push(action)
+            if action.is_last:
                 del self._streams[action.request]
                 self._finished(stream.record)
         elif isinstance(action, GiveUp):
@@ -300,7 +333,7 @@ class RouterService:
             "request %s: %d prompt + %d output tokens, TTFT %s, TPOT %s, %s, nodes %s, finish %s%s",
             record.label,
             len(record.prompt),
-            len(record.outputs),
+            record.num_outputs,
             _milliseconds(ledger["ttft_s"]),
             _milliseconds(ledger["tpot_s"]),
             record.plan or "not started",

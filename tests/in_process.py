@@ -23,6 +23,7 @@ from pdserve.cluster.messages import Capacity, Link, Message, Peers, Role, Send
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.kv_spec import KVSpec
+from pdserve.core.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from pdserve.core.sampling import SamplingParams
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.scheduler import DecodeScheduler
@@ -36,8 +37,17 @@ from pdserve.kvtransfer.copying import CheckBlocks, check_own, copy_and_verify, 
 from pdserve.kvtransfer.offer import SendBlocks
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
 from pdserve.prefill_node.scheduler import PrefillScheduler
-from pdserve.router.dispatcher import ClientGone, Deliver, Dispatcher, GiveUp, NodeJoined, NodeLost, Submit
-from pdserve.router.record import Record, Times
+from pdserve.router.dispatcher import (
+    ClientGone,
+    Deliver,
+    Dispatcher,
+    GiveUp,
+    NodeJoined,
+    NodeLost,
+    SampleStopped,
+    Submit,
+)
+from pdserve.router.record import Record, SampleRecord, Times
 
 ROUTER = NodeId("router")
 TINY_SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=2, dtype="float32", block_size=4)
@@ -51,18 +61,26 @@ class Engine(Protocol):
     def step(self, plan: StepPlan) -> StepResult: ...
 
 
-def next_token(tokens: list[int]) -> int:
-    """The fake model: any change of any earlier token changes the next one."""
-    digest = hashlib.blake2b(str(tokens).encode(), digest_size=4).digest()
+def next_token(tokens: list[int], sample: int = 0) -> int:
+    """The fake model: any change of any earlier token changes the next one, and so does the sample."""
+    digest = hashlib.blake2b(str(tokens).encode(), digest_size=4, salt=sample.to_bytes(2)).digest()
     return int.from_bytes(digest, "little") % VOCAB
 
 
-def continuation(prompt: list[int], num_tokens: int) -> list[int]:
+def continuation(prompt: list[int], num_tokens: int, sample: int = 0) -> list[int]:
     """What the fake model says after `prompt`: the oracle of every test that uses it."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, sample))
     return tokens[len(prompt) :]
+
+
+def fake_logprobs(token: int, params: SamplingParams) -> Logprobs:
+    """Of a drawn token, where they are asked for: any number that follows from it."""
+    if params.logprobs is None:
+        return NO_LOGPROBS
+    others = [TokenLogprob(rank, -1.0 - rank) for rank in range(params.logprobs)]
+    return Logprobs.pack(params.logprobs, [[TokenLogprob(token, -token / VOCAB), *others]])
 
 
 class FakeEngine:
@@ -74,6 +92,9 @@ class FakeEngine:
     def step(self, plan: StepPlan) -> StepResult:
         size = self.pool.spec.block_size
         draws: dict[int, tuple[Draw, ...]] = {}
+        scores: dict[int, Logprobs] = {}
+        for move in plan.moves:
+            self.pool.data[move.target] = self.pool.data[move.source]
         for row in plan.rows:
             for offset, token in enumerate(row.token_ids):
                 position = row.start + offset
@@ -82,12 +103,18 @@ class FakeEngine:
                     slot[0], slot[1] = float(token), float(position)
             if row.samples:
                 read = self._read(row.block_ids, row.start + len(row.token_ids))
-                draws[row.key] = tuple(Draw(next_token(read)) for _ in row.samples)
+                tokens = [next_token(read, spec.sample) for spec in row.samples]
+                params = row.samples[0].params
+                draws[row.key] = tuple(Draw(token, fake_logprobs(token, params)) for token in tokens)
+            if row.scored is not None:
+                others = [TokenLogprob(rank, -1.0) for rank in range(row.scored.num_top)]
+                rows = [[TokenLogprob(token, -token / VOCAB), *others] for token in row.scored.token_ids]
+                scores[row.key] = Logprobs.pack(row.scored.num_top, rows)
         checksums = {}
         for seal in plan.seals:
             self.pool.data[seal.block_id, :, :, :, seal.num_tokens :] = 0
             checksums[seal.block_id] = block_checksum(self.pool.view.block(seal.block_id), seal.block_hash)
-        return StepResult(plan.step, draws, checksums)
+        return StepResult(plan.step, draws, checksums, scores=scores)
 
     def _read(self, block_ids: tuple[int, ...], num_tokens: int) -> list[int]:
         size, read = self.pool.spec.block_size, []
@@ -147,7 +174,11 @@ class SimNode:
 
 @dataclass
 class Outcome:
-    tokens: list[int] = field(default_factory=list)
+    """Of a request; `samples` and `logprobs` by sample."""
+
+    samples: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[Logprobs]] = field(default_factory=dict)
+    finishes: dict[int, str] = field(default_factory=dict)
     arrivals: list[float] = field(default_factory=list)
     finish: str | None = None
     given_up: str | None = None
@@ -156,6 +187,11 @@ class Outcome:
     @property
     def is_over(self) -> bool:
         return self.finish is not None or self.given_up is not None
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of a request with one sample."""
+        return self.samples.setdefault(0, [])
 
 
 class InProcessCluster:
@@ -193,6 +229,7 @@ class InProcessCluster:
         self.dispatcher = Dispatcher(max_attempts, cooperative=cooperative, handoff_deadline_s=handoff_deadline_s)
         self.nodes: dict[NodeId, SimNode] = {}
         self.outcomes: dict[RequestId, Outcome] = {}
+        self.records: dict[RequestId, Record] = {}
         self.trace: list[tuple[float, str, object]] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -217,13 +254,20 @@ class InProcessCluster:
 
     # ---- what a test does ------------------------------------------------------------------------
 
-    def submit(self, prompt: list[int], max_tokens: int = 8, priority: int = 0, **params: object) -> RequestId:
+    def submit(
+        self, prompt: list[int], max_tokens: int = 8, priority: int = 0, n: int = 1, **params: object
+    ) -> RequestId:
         request = new_request_id()
         self.outcomes[request] = Outcome()
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
-        record = Record(request, request.hex()[:6], prompt, sampling, Times(self.now), priority)
+        samples = [SampleRecord(index) for index in range(n)]
+        record = Record(request, request.hex()[:6], prompt, sampling, Times(self.now), priority, samples)
+        self.records[request] = record
         self._route(self.dispatcher.handle(Submit(record), self.now))
         return request
+
+    def stop_sample(self, request: RequestId, sample: int) -> None:
+        self._route(self.dispatcher.handle(SampleStopped(request, sample), self.now))
 
     def cancel(self, request: RequestId) -> None:
         self._route(self.dispatcher.handle(ClientGone(request), self.now))
@@ -455,9 +499,14 @@ class InProcessCluster:
             outcome = self.outcomes[action.request]
             if isinstance(action, Deliver):
                 assert not outcome.is_over, "a token after the end"
-                outcome.tokens += action.token_ids
+                outcome.samples.setdefault(action.sample, []).extend(action.token_ids)
+                outcome.logprobs.setdefault(action.sample, []).append(action.logprobs)
                 outcome.arrivals += [self.now] * len(action.token_ids)
-                outcome.finish = action.finish
+                assert action.sample not in outcome.finishes, "a token after the end of its sample"
+                if action.finish is not None:
+                    outcome.finishes[action.sample] = action.finish
+                if action.is_last:
+                    outcome.finish = self.records[action.request].finish
             elif isinstance(action, GiveUp):
                 outcome.given_up = action.reason
 

@@ -147,7 +147,7 @@ def test_the_decode_node_reports_the_first_token_and_the_time_it_took_as_a_prefi
     request = cluster.submit(make_prompt(60), max_tokens=4)
     cluster.run()
     said = [(when, link, m) for when, link, m in cluster.trace if isinstance(m, FirstToken) and m.request == request]
-    assert [(link, message.first_index) for _, link, message in said] == [("D0>router", 0)]
+    assert [(link, message.drawn[0].index) for _, link, message in said] == [("D0>router", 0)]
     when, _, first = said[0]
     assert first.prefill_s > 0
     # All but the two messages' way.

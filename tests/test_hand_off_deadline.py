@@ -6,7 +6,7 @@ import pytest
 
 from pdserve.cluster.events import Received
 from pdserve.cluster.memory import MemoryHub
-from pdserve.cluster.messages import Decode, End, Live, Prefill
+from pdserve.cluster.messages import Decode, End, Live, Prefill, Sample
 from pdserve.core.block_hash import pack_token_ids
 from pdserve.core.ids import NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
@@ -147,7 +147,7 @@ def test_among_many_that_are_late_nobody_yields_again_and_again_and_every_stream
 def prefill(cluster: InProcessCluster, request: int, attempt: int, prompt: list[int]) -> Received:
     name = RequestId(bytes([request]) * 16)
     hashes = tuple(cluster.hasher.hashes(prompt))
-    message = Prefill(name, attempt, pack_token_ids(prompt), (b"",), hashes, SamplingParams(max_tokens=9))
+    message = Prefill(name, attempt, pack_token_ids(prompt), (Sample(0),), hashes, SamplingParams(max_tokens=9))
     return Received(ROUTER, message)
 
 

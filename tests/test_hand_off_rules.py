@@ -245,7 +245,7 @@ def test_a_continued_stream_draws_with_the_index_at_which_it_stopped():
     plans = [detail for _, _, detail in cluster.trace if isinstance(detail, StepPlan)]
     drawn = {spec.output_index for plan in plans for row in plan.rows for spec in row.samples}
     assert drawn == set(range(5, 12))
-    assert {len(message.outputs[0]) // 4 for message in messages(cluster, Prefill)} == {5}
+    assert {len(message.samples[0].outputs) // 4 for message in messages(cluster, Prefill)} == {5}
     assert cluster.results(request) == [continuation(prompt, 12)]
 
 

@@ -17,6 +17,7 @@ from pdserve.cluster.messages import (
     Live,
     Prefill,
     Role,
+    Sample,
     Tokens,
     Want,
 )
@@ -146,7 +147,7 @@ def test_a_request_that_makes_no_sense_fails_by_itself(kind: type):
     cluster = InProcessCluster()
     node = cluster.nodes[P0 if kind is Prefill else D0].machine
     source = () if kind is Prefill else (None,)
-    message = kind(b"x" * 16, 1, pack_token_ids([1, 2, 3]), (b"",), (), SamplingParams(), *source)
+    message = kind(b"x" * 16, 1, pack_token_ids([1, 2, 3]), (Sample(0),), (), SamplingParams(), *source)
     ((send,),) = [node.handle(Received(NodeId("router"), message), 0.0)]
     assert isinstance(send.message, Failed)
     assert "3 tokens fill 1 blocks, not 0" in send.message.reason
@@ -157,7 +158,7 @@ def test_a_request_that_can_never_fit_is_refused_by_the_decode_node_with_both_nu
     cluster = InProcessCluster(num_blocks=10)
     prompt = make_prompt(9)
     hashes = tuple(cluster.hasher.hashes(prompt))
-    message = Decode(b"x" * 16, 1, pack_token_ids(prompt), (b"",), hashes, SamplingParams(max_tokens=33), None)
+    message = Decode(b"x" * 16, 1, pack_token_ids(prompt), (Sample(0),), hashes, SamplingParams(max_tokens=33), None)
     (send,) = cluster.nodes[D0].machine.handle(Received(NodeId("router"), message), 0.0)
     assert "up to 11 KV blocks of 10" in send.message.reason
 

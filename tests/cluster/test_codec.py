@@ -183,8 +183,8 @@ def test_an_unknown_message_type_is_refused_by_name():
 
 def test_a_missing_or_extra_field_is_refused():
     frame = as_lists(Cancel(REQUEST, 1))
-    assert "expected an array of 2 fields" in refusal([*frame[:-1], frame[-1][:-1]])
-    assert "expected an array of 2 fields" in refusal([*frame[:-1], [*frame[-1], 0]])
+    assert "expected an array of 3 fields" in refusal([*frame[:-1], frame[-1][:-1]])
+    assert "expected an array of 3 fields" in refusal([*frame[:-1], [*frame[-1], 0]])
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_packed_token_ids_must_be_whole():
     message = Prefill(REQUEST, 1, bytes(8), (), (), SamplingParams())
     frame = as_lists(message)
     frame[-1][2] = bytes(7)
-    assert refusal(frame) == "Prefill.prompt is a bytes of length 7, expected packed u32 token ids"
+    assert refusal(frame) == "Prefill.prompt is a bytes of length 7, expected packed items of 4 bytes"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2**60, "1"])

@@ -1,7 +1,7 @@
 """What a decode node tells the router when a prefill node comes or goes."""
 
 from pdserve.cluster.events import LinkLost, LinkUp, Received
-from pdserve.cluster.messages import NO_BEAT, Decode, Failed, Held, Link, Peer, Send, Want
+from pdserve.cluster.messages import NO_BEAT, Decode, Failed, Held, Link, Peer, Sample, Send, Want
 from pdserve.core.block_hash import BlockHasher, pack_token_ids
 from pdserve.core.ids import Epoch, NodeId, new_request_id
 from pdserve.core.sampling import SamplingParams
@@ -26,7 +26,7 @@ def make_decode(source: NodeId) -> Decode:
         new_request_id(),
         1,
         pack_token_ids(tokens),
-        (b"",),
+        (Sample(0),),
         tuple(HASHER.hashes(tokens)),
         SamplingParams(max_tokens=4),
         source=Peer(source, Epoch.new(), "ipc:///nowhere"),

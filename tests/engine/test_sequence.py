@@ -17,11 +17,17 @@ HASHER = BlockHasher(b"f" * 32, BLOCK)
 
 
 @dataclass(frozen=True)
+class Sample:
+    index: int
+    outputs: bytes
+
+
+@dataclass(frozen=True)
 class Request:
     request: RequestId
     attempt: int
     prompt: bytes
-    outputs: tuple[bytes, ...]
+    samples: tuple[Sample, ...]
     hashes: tuple[BlockHash, ...]
     sampling: SamplingParams
     priority: int = 0
@@ -32,7 +38,9 @@ def make_request(num_prompt: int = 10, num_outputs: int = 0, max_tokens: int = 8
     tokens = list(range(num_prompt + num_outputs))
     prompt, outputs = (pack_token_ids(ids) for ids in (tokens[:num_prompt], tokens[num_prompt:]))
     hashes = tuple(HASHER.hashes(tokens))
-    return Request(RequestId(b"r" * 16), 1, prompt, (outputs,), hashes, SamplingParams(max_tokens=max_tokens))
+    return Request(
+        RequestId(b"r" * 16), 1, prompt, (Sample(0, outputs),), hashes, SamplingParams(max_tokens=max_tokens)
+    )
 
 
 def make_sequence(num_prompt: int = 10, num_outputs: int = 0) -> Sequence:
@@ -67,8 +75,8 @@ def test_full_blocks_have_no_tail():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"outputs": ()}, "one sample"),
-        ({"outputs": (b"", b"")}, "one sample"),
+        ({"samples": ()}, "one or more samples"),
+        ({"samples": (Sample(3, b""), Sample(3, b""))}, "each named once"),
         ({"prompt": b"", "hashes": ()}, "at least one token"),
         ({"hashes": ()}, "10 tokens fill 3 blocks, not 0"),
         ({"hashes": make_request(num_prompt=13).hashes}, "3 blocks, not 4"),
@@ -127,5 +135,5 @@ def test_blocks_that_outputs_fill_get_the_names_that_a_whole_prompt_would_have()
     sequence.num_reserved = 1
     sequence.take_blocks(pool, 8)
     sequence.num_computed = 8
-    sequence.name_full_blocks(HASHER)
+    sequence.name_full_blocks(HASHER, sequence.num_computed)
     assert sequence.hashes == HASHER.hashes(list(range(8)))

@@ -1,6 +1,6 @@
 """The offers of a prefill node: what a Want is answered, what is kept, and for how long."""
 
-from pdserve.cluster.messages import Blocks, End, Fetch, Gone, Have, HaveEntry, Send, Want
+from pdserve.cluster.messages import Blocks, Drawn, End, Fetch, Gone, Have, HaveEntry, Send, Want
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
 from pdserve.kvtransfer.offer import MAX_PARKED_WANTS, OfferBook, SendBlocks
 
@@ -8,7 +8,7 @@ REQUEST = RequestId(b"r" * 16)
 BLOCK_BYTES = 1000
 D0 = NodeId("D0")
 A, B = (HaveEntry(BlockHash(name * 16), BlockId(name[0]), 1, 9) for name in (b"a", b"b"))
-END = End(REQUEST, 1, 8, 0, 5)
+END = End(REQUEST, 1, 8, (Drawn(0, 0, 5),))
 
 
 def want(*entries: HaveEntry, seq: int = 1, attempt: int = 1) -> Want:

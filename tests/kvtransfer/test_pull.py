@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdserve.cluster.messages import Bad, End, Fetch, HaveEntry, Send, Want
+from pdserve.cluster.messages import Bad, Drawn, End, Fetch, HaveEntry, Send, Want
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
 from pdserve.kvtransfer.pull import (
@@ -21,7 +21,7 @@ REQUEST = RequestId(b"r" * 16)
 SOURCE = NodeId("P0")
 A, B = BlockHash(b"a" * 16), BlockHash(b"b" * 16)
 TARGETS = {A: BlockId(70), B: BlockId(71)}
-END = End(REQUEST, 1, 8, 0, 5)
+END = End(REQUEST, 1, 8, (Drawn(0, 0, 5),))
 
 
 def make_pull(*hashes: BlockHash, start: bool = True) -> Pull:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdserve.cluster.messages import Want
+from pdserve.cluster.messages import Sample, Want
 from pdserve.core.block_hash import pack_token_ids
 from pdserve.core.ids import BlockHash, RequestId
 from pdserve.core.sampling import SamplingParams
@@ -15,7 +15,7 @@ SIZE = 32
 
 
 class Request:
-    request, attempt, outputs, deadline_s, priority = RequestId(b"r" * 16), 1, (b"",), None, 0
+    request, attempt, samples, deadline_s, priority = RequestId(b"r" * 16), 1, (Sample(0),), None, 0
     sampling = SamplingParams()
 
     def __init__(self, num_tokens: int):

@@ -7,6 +7,7 @@ from pdserve.cluster.messages import (
     Cancel,
     Capacity,
     Decode,
+    Drawn,
     Failed,
     Finish,
     FirstToken,
@@ -75,7 +76,7 @@ def sent(actions: list, kind: type) -> list:
 
 
 def first_token(request: RequestId, token: int = 5, finish: Finish | None = None, attempt: int = 1) -> Received:
-    return Received(NodeId("P0"), FirstToken(request, attempt, 0, token, finish, 0, 0.0, 0.1))
+    return Received(NodeId("P0"), FirstToken(request, attempt, (Drawn(0, 0, token, finish),), 0, 0.0, 0.1))
 
 
 def tokens(request: RequestId, first: int, *ids: int, finish: Finish | None = None, attempt: int = 1) -> Received:
@@ -130,7 +131,7 @@ def test_a_finish_frees_both_nodes_and_forgets_the_request():
     dispatcher = make_dispatcher("P0")
     request, _ = submit(dispatcher)
     actions = dispatcher.handle(first_token(request, 5, Finish.STOP), 1.0)
-    assert actions[0] == Deliver(request, (5,), Finish.STOP)
+    assert actions[0] == Deliver(request, 0, (5,), Finish.STOP, is_last=True)
     assert [peer for peer, _ in sent(actions, Cancel)] == ["P0", "D0"]
     assert dispatcher.num_records == 0
 
@@ -151,7 +152,7 @@ def test_a_lost_decode_node_costs_an_attempt_that_carries_what_was_streamed():
     ((_, prefill),) = sent(actions, Prefill)
     ((decode_node, _),) = sent(actions, Decode)
     assert (decode_node, prefill.attempt) == ("D1", 2)
-    assert unpack_token_ids(prefill.outputs[0]) == [5, 6]
+    assert unpack_token_ids(prefill.samples[0].outputs) == [5, 6]
     assert unpack_token_ids(prefill.prompt) == list(range(10))
 
 
@@ -360,7 +361,7 @@ def test_the_ledger_keeps_the_times_of_the_token_that_was_the_first():
     request, _ = submit(dispatcher)
     dispatcher.handle(first_token(request), 1.0)
     dispatcher.handle(NodeLost(NodeId("D0"), "gone"), 2.0)
-    again = FirstToken(request, 2, 1, 6, None, 11, 5.0, 7.0)
+    again = FirstToken(request, 2, (Drawn(0, 1, 6),), 11, 5.0, 7.0)
     dispatcher.handle(Received(NodeId("P0"), again), 3.0)
     record = dispatcher.find(request)
     assert (record.prefill_queue_s, record.prefill_s) == (0.0, 0.1)
@@ -391,7 +392,7 @@ def test_a_hand_off_that_is_late_goes_on_at_another_decode_node_with_room_from_t
     ((prefill_node, prefill),) = sent(actions, Prefill)
     ((decode_node, decode),) = sent(actions, Decode)
     assert (prefill_node, decode_node, decode.source.node) == ("P0", "D1", "P0")
-    assert (prefill.attempt, unpack_token_ids(prefill.outputs[0])) == (2, [5])
+    assert (prefill.attempt, unpack_token_ids(prefill.samples[0].outputs)) == (2, [5])
     # The next attempt ends this one on the prefill node, whose blocks it finds again.
     assert sent(actions, Cancel) == [("D0", Cancel(request, 1))]
     dispatcher.check()
@@ -404,7 +405,7 @@ def test_a_late_hand_off_goes_to_no_node_twice_and_costs_none_of_the_attempts_fo
     request, _ = submit(dispatcher)
     dispatcher.handle(first_token(request), 1.0)
     dispatcher.handle(Tick(), 3.0)
-    dispatcher.handle(Received(NodeId("P0"), FirstToken(request, 2, 1, 6, None, 0, 0.0, 0.1)), 3.1)
+    dispatcher.handle(Received(NodeId("P0"), FirstToken(request, 2, (Drawn(0, 1, 6),), 0, 0.0, 0.1)), 3.1)
     actions = dispatcher.handle(Tick(), 5.2)
     assert sent(actions, Decode) == []
     assert overdue(actions)["D1"] == [True]

@@ -63,7 +63,7 @@ def decode(name: str, token_s: float | None = 0.001, **options: object) -> Node:
 def make_record(num_tokens: int = 40, max_tokens: int = 8, num_outputs: int = 0) -> Record:
     params = SamplingParams(max_tokens=max_tokens)
     record = Record(new_request_id(), "r", list(range(num_tokens)), params, Times(0.0))
-    record.outputs = list(range(num_outputs))
+    record.samples[0].outputs = list(range(num_outputs))
     return record
 
 
