@@ -21,16 +21,13 @@ from pdserve.router.sampling_fields import MAX_INT32, check_token_ids, parse_sam
 Prompt = str | list[int] | Conversation
 
 DEFAULT_COMPLETION_TOKENS = 16
+MAX_SAMPLES = 128
+# vLLM's default; OpenAI allows 5 for completions and 20 for chat.
+MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 
 LATER_FIELDS: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "echo": (False,),
     "suffix": ("",),
     "length_penalty": (1,),
     "typical_p": (1,),
@@ -70,6 +67,10 @@ LATER_FIELDS: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
 }
 
+# Of one endpoint, and not supported by the other.
+COMPLETION_FIELDS: dict[str, tuple[Any, ...]] = {"echo": (False,)}
+CHAT_FIELDS: dict[str, tuple[Any, ...]] = {"top_logprobs": (0,)}
+
 HARMLESS_FIELDS = frozenset(
     {
         "user",
@@ -88,8 +89,11 @@ HARMLESS_FIELDS = frozenset(
 class Call:
     """One request, checked.
 
-    max_tokens        None when the client left it open
+    max_tokens        None when the client left it open; 0 with echo alone
     sampling          complete but for max_tokens, which needs the length of the prompt
+    logprobs          how many of the likeliest tokens are listed beside each token; None: no token is
+    prompt_logprobs   the same of the prompt's tokens, in vLLM's own list
+    echo              the prompt's text, and where logprobs are asked for its tokens, open every choice
     keep_stop         whether the stop string (or token) that ended the answer is part of it
     """
 
@@ -97,7 +101,11 @@ class Call:
     stream: bool
     include_usage: bool
     max_tokens: int | None
+    num_samples: int
     sampling: SamplingParams
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool
     stop_strings: tuple[str, ...]
     keep_stop: bool
 
@@ -109,10 +117,19 @@ class Call:
     def prompt_field(self) -> str:
         return "messages" if self.is_chat else "prompt"
 
+    @property
+    def is_scoring(self) -> bool:
+        """Nothing is to be generated: the prompt itself is the answer."""
+        return self.max_tokens == 0
+
     def params(self, num_prompt_tokens: int, max_model_len: int) -> SamplingParams:
-        """Sampling parameters for a prompt of this length; raises ApiError when the context is too short."""
+        """Sampling parameters for a prompt of this length; raises ApiError when the context is too short.
+
+        A prompt that is only scored draws one token, which nobody is shown: a token drawn last is never run, so
+        it needs no room.
+        """
         room = max_model_len - num_prompt_tokens
-        if room < 1:
+        if room < (0 if self.is_scoring else 1):
             raise prompt_too_long(f"{num_prompt_tokens} tokens", max_model_len, self.prompt_field)
         if self.max_tokens is not None and self.max_tokens > room:
             message = (
@@ -125,7 +142,7 @@ class Call:
             max_tokens = room if self.is_chat else min(room, DEFAULT_COMPLETION_TOKENS)
         if self.sampling.min_tokens > max_tokens:
             raise invalid("min_tokens", f"{self.sampling.min_tokens} is more than max_tokens ({max_tokens})")
-        return replace(self.sampling, max_tokens=max_tokens)
+        return replace(self.sampling, max_tokens=max(max_tokens, 1))
 
 
 def prompt_too_long(length: str, max_model_len: int, field: str) -> ApiError:
@@ -141,7 +158,10 @@ def parse_completion(body: dict[str, Any], card: ModelCard, defaults: Generation
     fields = Fields(body)
     _check_model(fields, card)
     prompt = _parse_prompt(fields.value("prompt"), card)
-    return _parse_call(fields, prompt, card, defaults)
+    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
+    call = _parse_call(fields, prompt, logprobs, fields.flag("echo"), card, defaults)
+    fields.refuse_rest(LATER_FIELDS | CHAT_FIELDS, HARMLESS_FIELDS)
+    return call
 
 
 def parse_chat(body: dict[str, Any], card: ModelCard, defaults: GenerationDefaults) -> Call:
@@ -149,22 +169,32 @@ def parse_chat(body: dict[str, Any], card: ModelCard, defaults: GenerationDefaul
     fields = Fields(body)
     _check_model(fields, card)
     conversation = parse_conversation(fields.value("messages"))
-    return _parse_call(fields, conversation, card, defaults)
+    call = _parse_call(fields, conversation, _parse_chat_logprobs(fields), False, card, defaults)
+    fields.refuse_rest(LATER_FIELDS | COMPLETION_FIELDS, HARMLESS_FIELDS)
+    return call
 
 
-def _parse_call(fields: Fields, prompt: Prompt, card: ModelCard, defaults: GenerationDefaults) -> Call:
+def _parse_call(
+    fields: Fields, prompt: Prompt, logprobs: int | None, echo: bool, card: ModelCard, defaults: GenerationDefaults
+) -> Call:
     stream = fields.flag("stream")
-    call = Call(
+    prompt_logprobs = _parse_prompt_logprobs(fields, stream)
+    # An echo lists the prompt's tokens like the answer's; whoever wants more of them gets as many as both need.
+    of_prompt = [num_top for num_top in (prompt_logprobs, logprobs if echo else None) if num_top is not None]
+    sampling = parse_sampling(fields, card, defaults)
+    return Call(
         prompt=prompt,
         stream=stream,
         include_usage=_parse_include_usage(fields, stream),
-        max_tokens=_parse_max_tokens(fields),
-        sampling=parse_sampling(fields, card, defaults),
+        max_tokens=_parse_max_tokens(fields, 0 if echo else 1),
+        num_samples=_parse_num_samples(fields),
+        sampling=replace(sampling, logprobs=logprobs, prompt_logprobs=max(of_prompt, default=None)),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        echo=echo,
         stop_strings=_parse_stop_strings(fields),
         keep_stop=fields.flag("include_stop_str_in_output"),
     )
-    fields.refuse_rest(LATER_FIELDS, HARMLESS_FIELDS)
-    return call
 
 
 def _check_model(fields: Fields, card: ModelCard) -> None:
@@ -184,15 +214,39 @@ def _parse_prompt(value: Any, card: ModelCard) -> str | list[int]:
     if not value:
         raise invalid("prompt", "it must not be empty")
     if isinstance(value, list):
-        if len(value) >= card.max_model_len:
+        if len(value) > card.max_model_len:
             raise prompt_too_long(f"{len(value)} tokens", card.max_model_len, "prompt")
         check_token_ids(value, "prompt", card)
     return value
 
 
-def _parse_max_tokens(fields: Fields) -> int | None:
-    max_tokens = fields.integer("max_tokens", 1, MAX_INT32)
-    newer_name = fields.integer("max_completion_tokens", 1, MAX_INT32)
+def _parse_chat_logprobs(fields: Fields) -> int | None:
+    is_wanted = fields.flag("logprobs")
+    num_top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+    if num_top and not is_wanted:
+        raise invalid("top_logprobs", f"{num_top} needs logprobs to be true")
+    return (num_top or 0) if is_wanted else None
+
+
+def _parse_prompt_logprobs(fields: Fields, stream: bool) -> int | None:
+    num_top = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    if num_top is not None and stream:
+        raise invalid("prompt_logprobs", f"{num_top} is not supported with stream; a stream with echo has them")
+    return num_top
+
+
+def _parse_num_samples(fields: Fields) -> int:
+    num_samples = fields.integer("n", 1, MAX_SAMPLES) or 1
+    best_of = fields.integer("best_of", 1, MAX_SAMPLES)
+    if best_of not in (None, num_samples):
+        message = f"best_of: {best_of} is not supported by this server; only what n is ({num_samples})"
+        raise ApiError(400, "unsupported_parameter", message, "best_of")
+    return num_samples
+
+
+def _parse_max_tokens(fields: Fields, least: int) -> int | None:
+    max_tokens = fields.integer("max_tokens", least, MAX_INT32)
+    newer_name = fields.integer("max_completion_tokens", least, MAX_INT32)
     if max_tokens is not None and newer_name is not None and max_tokens != newer_name:
         raise invalid("max_completion_tokens", f"{newer_name} contradicts max_tokens ({max_tokens})")
     return newer_name if max_tokens is None else max_tokens

@@ -1,21 +1,18 @@
 """The front door: OpenAI's HTTP surface over a GenerationService.
 
-    read body -> Call -> token ids (worker thread) -> service.submit -> Answer -> Reply -> client
+    read body -> Call -> token ids (worker thread) -> service.submit -> Exchange -> client
 
 Every error leaves as OpenAI's JSON object, every response carries X-Request-Id. A client that goes away
 cancels its handler, and a handler that ends for any reason cancels its generation. The process entry
 builds the application with `create_app` and runs it with `make_runner`, which sets what that rests on.
 """
 
-import asyncio
 import logging
 import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -23,21 +20,17 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from pdserve.core.model_config import GenerationDefaults
-from pdserve.router.answer import Answer, Piece
-from pdserve.router.api import Call, parse_chat, parse_completion, prompt_too_long
-from pdserve.router.api_error import ApiError, error_body, generation_error_body, invalid
+from pdserve.router.answer import Answer
+from pdserve.router.api import Call, parse_chat, parse_completion
+from pdserve.router.api_error import ApiError
 from pdserve.router.api_keys import ApiKeys
 from pdserve.router.body import read_object
-from pdserve.router.generation import (
-    GenerationError,
-    GenerationRequest,
-    GenerationService,
-    GenerationStream,
-    ModelCard,
-    Progress,
-)
-from pdserve.router.messages import Conversation
-from pdserve.router.reply import Reply, encode_json, event
+from pdserve.router.exchange import Exchange, Listings
+from pdserve.router.failure import failure
+from pdserve.router.generation import GenerationRequest, GenerationService, ModelCard
+from pdserve.router.logprobs import ChatListing, CompletionListing, PromptListing, TokenNames
+from pdserve.router.prompt import EncodedPrompt, PromptEncoder
+from pdserve.router.reply import Reply, encode_json
 from pdserve.router.stop import StopMatcher
 from pdserve.router.tokenizer import TextModel
 
@@ -54,15 +47,9 @@ MAX_LINE_BYTES = 8190
 # each 6 bytes when escaped.
 MIN_BODY_BYTES = 1 << 20
 BODY_BYTES_PER_TOKEN = 32
-NUM_TOKENIZER_THREADS = 2
 # What load balancers and orchestrators ask, who have no key.
 OPEN_PATHS = frozenset({"/health", "/ready"})
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-EVENT_STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +145,15 @@ class FrontDoor:
         self._defaults = defaults
         self._limits = limits
         self._started_at = int(time.time())
-        self._threads = ThreadPoolExecutor(NUM_TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._encoder = PromptEncoder(text, card.max_model_len)
+        names = TokenNames(text.vocabulary)
+        self._completion_listings = Listings(CompletionListing(names), PromptListing(names))
+        self._chat_listings = Listings(ChatListing(text.vocabulary), PromptListing(names))
 
     async def tokenizer_threads(self, app: web.Application) -> AsyncIterator[None]:
         """Ends the worker threads with the application; prompts not begun by then are dropped."""
         yield
-        self._threads.shutdown(cancel_futures=True)
+        self._encoder.close()
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await self._read_body(request)
@@ -202,122 +192,34 @@ class FrontDoor:
 
     async def _generate(self, request: web.Request, call: Call) -> web.StreamResponse:
         arrived_at = time.monotonic()
-        prompt_ids = await self._encode(call)
-        params = call.params(len(prompt_ids), self._card.max_model_len)
+        prompt = await self._encoder.encode(call)
+        params = call.params(len(prompt.token_ids), self._card.max_model_len)
         # The text of a special token never shows, so a stop string that is one would never be found in it.
         special_ids = [token_id for token_id in map(self._text.special_id, call.stop_strings) if token_id is not None]
         params = replace(params, stop_ids=tuple(dict.fromkeys((*params.stop_ids, *special_ids))))
-        detokenizer = self._text.detokenizer(() if call.is_chat else prompt_ids)
-        matcher = StopMatcher(call.stop_strings, call.keep_stop)
-        answer = Answer(detokenizer, matcher, params.min_tokens, call.keep_stop)
-        reply = Reply(self._card.name, call.is_chat, call.include_usage, len(prompt_ids))
-        open_ended = call.max_tokens is None
-        wanted = GenerationRequest(prompt_ids, params, request[REQUEST_ID], arrived_at, open_ended=open_ended)
+        wanted = GenerationRequest(
+            prompt.token_ids,
+            params,
+            request[REQUEST_ID],
+            arrived_at,
+            open_ended=call.max_tokens is None,
+            num_samples=call.num_samples,
+        )
+        answers = [self._answer(call, prompt) for _ in range(call.num_samples)]
+        reply = Reply(self._card.name, call.is_chat, call.include_usage, len(prompt.token_ids))
+        listings = self._chat_listings if call.is_chat else self._completion_listings
         stream = self._service.submit(wanted)
         try:
-            send = self._send_stream if call.stream else self._send_whole
-            return await send(request, stream, answer, reply)
+            exchange = Exchange(call, prompt, answers, stream, reply, listings, self._encoder)
+            return await (exchange.send_stream(request) if call.stream else exchange.send_whole(request))
         finally:
             stream.cancel()
 
-    async def _encode(self, call: Call) -> list[int]:
-        """The prompt's token ids, at least one; raises ApiError."""
-        prompt = call.prompt
-        if isinstance(prompt, list):
-            return prompt
-        if isinstance(prompt, Conversation):
-            encode = partial(self._encode_chat, prompt)
-        else:
-            encode = partial(self._encode_text, prompt)
-        prompt_ids = await asyncio.get_running_loop().run_in_executor(self._threads, encode)
-        if not prompt_ids:
-            raise invalid(call.prompt_field, "it must not be empty; the tokenizer finds no token in it")
-        return prompt_ids
-
-    def _encode_chat(self, conversation: Conversation) -> list[int]:
-        rendered = self._text.render_chat(conversation.messages)
-        self._check_length(rendered, "messages")
-        return self._text.encode_rendered(rendered)
-
-    def _encode_text(self, prompt: str) -> list[int]:
-        self._check_length(prompt, "prompt")
-        return self._text.encode(prompt)
-
-    def _check_length(self, text: str, field: str) -> None:
-        """A text that cannot fit is not worth a tokenizer's time; raises ApiError."""
-        if len(text) > self._text.max_characters(self._card.max_model_len):
-            raise prompt_too_long(f"{len(text)} characters", self._card.max_model_len, field)
-
-    async def _send_whole(
-        self, request: web.Request, stream: GenerationStream, answer: Answer, reply: Reply
-    ) -> web.StreamResponse:
-        progress = aiter(stream)
-        text = ""
-        while True:
-            piece = await _next_piece(progress, answer)
-            text += piece.text
-            if piece.finish is not None:
-                stream.cancel(piece.finish)
-                return _json_response(200, reply.whole(text, piece.finish, answer.num_tokens, stream.metrics()))
-
-    async def _send_stream(
-        self, request: web.Request, stream: GenerationStream, answer: Answer, reply: Reply
-    ) -> web.StreamResponse:
-        progress = aiter(stream)
-        # A failure up to the first token still has an HTTP status of its own.
-        piece = await _next_piece(progress, answer)
-        response = web.StreamResponse(headers=EVENT_STREAM_HEADERS)
-        await response.prepare(request)
-        head = reply.opening()
-        try:
-            # Each write waits while the client is slower than its socket; the service merges tokens meanwhile.
-            while piece.finish is None:
-                await response.write(head + reply.piece(piece))
-                head = b""
-                piece = await _next_piece(progress, answer)
-            stream.cancel(piece.finish)
-            tail = reply.piece(piece) + reply.closing(answer.num_tokens, stream.metrics())
-        except ConnectionError:
-            raise
-        except Exception as error:
-            tail = event(_failure(error).body)
-        await response.write(head + tail)
-        await response.write_eof()
-        return response
-
-
-async def _next_piece(progress: AsyncIterator[Progress], answer: Answer) -> Piece:
-    try:
-        return answer.push(await anext(progress))
-    except StopAsyncIteration as error:
-        message = "the generation ended without a finish"
-        raise GenerationError(500, "internal_error", message) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    status: int
-    body: dict[str, Any]
-    headers: dict[str, str]
-
-
-def _failure(error: Exception) -> _Failure:
-    """What a client is told of an exception; an unforeseen one is logged and told as nothing but itself."""
-    if isinstance(error, ApiError):
-        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-        return _Failure(error.status, error_body(error.status, error.code, error.message, error.param), headers)
-    if isinstance(error, GenerationError):
-        headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-        return _Failure(error.status, generation_error_body(error), headers)
-    if isinstance(error, web.HTTPNotFound):
-        return _Failure(404, error_body(404, "unknown_url", "there is nothing at this path"), {})
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        message = f"this path takes {', '.join(sorted(error.allowed_methods))}"
-        return _Failure(405, error_body(405, "method_not_allowed", message), {"Allow": error.headers["Allow"]})
-    if isinstance(error, web.HTTPException):
-        return _Failure(error.status, error_body(error.status, None, error.reason), {})
-    log.error("a request failed unexpectedly", exc_info=error)
-    return _Failure(500, error_body(500, "internal_error", "internal error; the server's log has the cause"), {})
+    def _answer(self, call: Call, prompt: EncodedPrompt) -> Answer:
+        detokenizer = self._text.detokenizer(() if call.is_chat else prompt.token_ids)
+        matcher = StopMatcher(call.stop_strings, call.keep_stop)
+        offset = None if call.logprobs is None else len(prompt.text)
+        return Answer(detokenizer, matcher, call.sampling.min_tokens, call.keep_stop, offset)
 
 
 @web.middleware
@@ -328,9 +230,9 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except ConnectionError:
         raise
     except Exception as error:
-        failure = _failure(error)
-    response = _json_response(failure.status, failure.body, failure.headers)
-    if failure.status in (401, 408, 413):
+        told = failure(error)
+    response = _json_response(told.status, told.body, told.headers)
+    if told.status in (401, 408, 413):
         # The rest of the body is not read, so the connection cannot be used again.
         response.force_close()
     return response

@@ -19,6 +19,7 @@ from pdserve.core.model_config import read_json_object
 from pdserve.router.api_error import ApiError
 from pdserve.router.chat_template import ChatTemplate, find_template
 from pdserve.router.detokenizer import Detokenizer
+from pdserve.router.vocabulary import Vocabulary
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -38,6 +39,7 @@ class TextModel:
             token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
         self._hidden_ids = frozenset(self._special_ids.values())
+        self.vocabulary = Vocabulary(tokenizer)
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
 
     @classmethod
@@ -70,6 +72,20 @@ class TextModel:
     def encode(self, text: str) -> list[int]:
         """Ids of a raw prompt, with what the tokenizer puts around a text (usually BOS)."""
         return self._encode(text, add_special_tokens=True)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of a raw prompt, and for each the character of the text at which its own begins.
+
+        Tokens have no gaps between them, though tokenizers leave spaces out of the spans that they tell; and
+        where several make up a character, their spans are all that character's.
+        """
+        encoding = self._tokenizer.encode_batch([text], add_special_tokens=True)[0]
+        offsets, end = [], 0
+        for span_start, span_end in encoding.offsets:
+            # An empty span is of what the tokenizer put around the text.
+            offsets.append(end if span_start == span_end else min(span_start, end))
+            end = max(end, span_end)
+        return encoding.ids, offsets
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt text of a conversation; raises ApiError 400, also when the model has no template."""

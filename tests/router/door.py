@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,9 +11,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
+from pdserve.core.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from pdserve.core.model_config import GenerationDefaults
-from pdserve.core.sampling import SamplingParams
 from pdserve.router.api_keys import ApiKeys
 from pdserve.router.app import FrontDoorLimits, create_app, make_runner
 from pdserve.router.generation import GenerationError, GenerationRequest, ModelCard, Progress
@@ -26,12 +26,20 @@ CARD = ModelCard(MODEL, max_model_len=CONTEXT, vocab_size=VOCAB_SIZE)
 DEFAULTS = GenerationDefaults(eos_ids=(EOS_ID,))
 
 
+def scripted_row(token: int, num_top: int) -> list[TokenLogprob]:
+    """An even token is the likeliest itself, an odd one is far from that."""
+    first = token + token % 2
+    top = [TokenLogprob((first + index) % VOCAB_SIZE, -0.25 * (index + 1)) for index in range(num_top)]
+    return [TokenLogprob(token, -9.5 if token % 2 else -0.25), *top]
+
+
 @dataclass
 class Script:
     """What the model says.
 
-    merge      tokens a Progress carries
-    error      raised in place of token number error_at
+    others     what samples 1, 2 ... say, the last of them also those after it; without, the same as sample 0
+    merge      tokens a Progress carries; samples take turns
+    error      raised in place of token number error_at, over all samples
     waits_at   the token number before which the stream waits until it is cancelled
     """
 
@@ -40,48 +48,64 @@ class Script:
     error: Exception | None = None
     error_at: int = 0
     waits_at: int | None = None
+    others: list[list[int]] = field(default_factory=list)
+
+    def of_sample(self, sample: int) -> list[int]:
+        return [self.token_ids, *self.others][min(sample, len(self.others))]
 
 
 class ScriptedStream:
-    def __init__(self, script: Script, params: SamplingParams):
+    def __init__(self, script: Script, request: GenerationRequest):
         self.cancelled = asyncio.Event()
         self.num_given = 0
+        self.stopped: list[int] = []
         self._script = script
-        self._params = params
-        self._finished = False
+        self._request = request
+        self._num_given = [0] * request.num_samples
+        self._turns = deque(range(request.num_samples))
 
     def __aiter__(self) -> "ScriptedStream":
         return self
 
     async def __anext__(self) -> Progress:
-        if self._finished:
+        if not self._turns:
             raise StopAsyncIteration
-        script, token_ids, finish = self._script, [], None
-        while finish is None and len(token_ids) < script.merge and self.num_given < len(script.token_ids):
+        sample, script, params = self._turns.popleft(), self._script, self._request.params
+        said, token_ids, finish = script.of_sample(sample), [], None
+        while finish is None and len(token_ids) < script.merge and self._num_given[sample] < len(said):
             if script.error is not None and self.num_given >= script.error_at:
                 raise script.error
             if script.waits_at == self.num_given:
                 await self.cancelled.wait()
                 raise StopAsyncIteration
-            token_ids.append(script.token_ids[self.num_given])
+            token_ids.append(said[self._num_given[sample]])
             self.num_given += 1
-            finish = self._params.finish_reason(self.num_given, token_ids[-1])
+            self._num_given[sample] += 1
+            finish = params.finish_reason(self._num_given[sample], token_ids[-1])
         if not token_ids:
             raise StopAsyncIteration
-        self._finished = finish is not None
-        return Progress(token_ids, finish)
+        if finish is None:
+            self._turns.append(sample)
+        return Progress(token_ids, finish, sample, _scripted(params.logprobs, token_ids))
 
     def cancel(self, finish: str = "cancelled") -> None:
         self.cancelled.set()
 
     def stop(self, sample: int) -> None:
-        self.cancelled.set()
+        self.stopped.append(sample)
+        self._turns.remove(sample)
 
     def prompt_logprobs(self) -> Logprobs:
-        return NO_LOGPROBS
+        return _scripted(self._request.params.prompt_logprobs, self._request.prompt_ids[1:])
 
     def metrics(self) -> dict[str, Any]:
         return METRICS
+
+
+def _scripted(num_top: int | None, token_ids: list[int]) -> Logprobs:
+    if num_top is None:
+        return NO_LOGPROBS
+    return Logprobs.pack(num_top, [scripted_row(token, num_top) for token in token_ids])
 
 
 @dataclass
@@ -96,7 +120,7 @@ class ScriptedService:
     def submit(self, request: GenerationRequest) -> ScriptedStream:
         if self.refusal is not None:
             raise self.refusal
-        stream = ScriptedStream(self.script, request.params)
+        stream = ScriptedStream(self.script, request)
         self.requests.append(request)
         self.streams.append(stream)
         self.submitted.set()
@@ -194,3 +218,42 @@ def shown_text(events: list[Any]) -> str:
     """What a client concatenates from a stream."""
     choices = [choice for item in events if item != "[DONE]" for choice in item.get("choices", ())]
     return "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
+
+
+def assembled(events: list[Any]) -> list[dict[str, Any]]:
+    """The choices that a client puts together from a stream, as they would be in a whole answer.
+
+    Checks on the way that nothing of a choice follows its finish_reason, and that chat names each role once, first.
+    """
+    choices: dict[int, dict[str, Any]] = {}
+    for event in events:
+        for chunk in [] if event == "[DONE]" else event["choices"]:
+            delta = chunk.get("delta", {})
+            is_first = chunk["index"] not in choices
+            choice = choices.setdefault(chunk["index"], {"text": "", "logprobs": None, "finish_reason": None})
+            assert ("role" in delta) == ("delta" in chunk and is_first)
+            assert choice["finish_reason"] is None
+            choice["text"] += chunk.get("text", delta.get("content", ""))
+            choice["finish_reason"] = chunk["finish_reason"]
+            if chunk["logprobs"] is not None:
+                choice["logprobs"] = _joined(choice["logprobs"], chunk["logprobs"])
+    return [choices[index] for index in sorted(choices)]
+
+
+def whole_choices(body: Any) -> list[dict[str, Any]]:
+    """The choices of an answer that was not streamed, in the form of `assembled`."""
+    assert [choice["index"] for choice in body["choices"]] == list(range(len(body["choices"])))
+    return [
+        {
+            "text": choice["message"]["content"] if "message" in choice else choice["text"],
+            "logprobs": choice["logprobs"],
+            "finish_reason": choice["finish_reason"],
+        }
+        for choice in body["choices"]
+    ]
+
+
+def _joined(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
+    if before is None:
+        return more
+    return {key: before[key] + value if isinstance(value, list) else value for key, value in more.items()}

@@ -190,7 +190,7 @@ def test_token_ids_outside_the_vocabulary_are_400(prompt):
 
 
 def test_more_token_ids_than_the_context_are_refused_before_they_are_looked_at():
-    assert refusal(completion, ["x"] * 0 + [10**9] * 100).code == "context_length_exceeded"
+    assert refusal(completion, [10**9] * 101).code == "context_length_exceeded"
 
 
 def test_text_parts_are_joined_and_names_kept():
@@ -287,6 +287,100 @@ def test_a_bias_that_is_no_number_in_range_is_400_naming_its_token(bias):
     assert refusal(completion, logit_bias={"5": bias}).param == "logit_bias[5]"
 
 
+# Samples, log-probabilities, echo
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("n", value) for value in (0, -1, 129, 1.0, "2", True, [2])),
+        *(("best_of", value) for value in (0, 129, True, "1")),
+        *(("prompt_logprobs", value) for value in (-1, 21, True, "1", 1.0)),
+    ],
+)
+def test_a_number_of_samples_or_tokens_out_of_range_is_400_naming_field_and_limits(field, value):
+    for call in (completion, chat):
+        error = refusal(call, **{field: value})
+        assert (error.status, error.param) == (400, field)
+        assert "1 to 128" in error.message or "0 to 20" in error.message
+
+
+@pytest.mark.parametrize("value", [-1, 21, True, False, "1", 1.0])
+def test_log_probabilities_of_a_completion_are_a_number_from_0_to_20(value):
+    error = refusal(completion, logprobs=value)
+    assert (error.status, error.param) == (400, "logprobs")
+    assert "0 to 20" in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        ({"echo": True}, "echo"),
+    ],
+)
+def test_log_probabilities_of_a_chat_are_asked_for_with_true_and_a_number(fields, param):
+    error = refusal(chat, **fields)
+    assert (error.status, error.param) == (400, param)
+
+
+def test_the_other_endpoints_field_is_refused_unless_it_asks_for_nothing():
+    assert refusal(completion, top_logprobs=1).code == "unsupported_parameter"
+    assert completion(top_logprobs=0).logprobs is None
+    assert chat(echo=False, top_logprobs=0).logprobs is None
+
+
+def test_a_sampler_is_told_how_many_tokens_to_list():
+    silent = completion().sampling
+    assert (silent.logprobs, silent.prompt_logprobs) == (None, None)
+    assert completion(logprobs=0).sampling.logprobs == 0
+    assert completion(logprobs=20).sampling.logprobs == 20
+    assert chat(logprobs=True).sampling.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).sampling.logprobs == 20
+    assert chat(prompt_logprobs=3).sampling.prompt_logprobs == 3
+
+
+def test_an_echo_with_log_probabilities_needs_the_prompts_too_and_as_many_as_are_asked_for():
+    assert completion(echo=True).sampling.prompt_logprobs is None
+    assert completion(echo=True, logprobs=0).sampling.prompt_logprobs == 0
+    assert completion(echo=True, logprobs=4, prompt_logprobs=2).sampling.prompt_logprobs == 4
+    assert completion(echo=True, logprobs=1, prompt_logprobs=2).sampling.prompt_logprobs == 2
+
+
+def test_log_probabilities_of_a_prompt_are_not_streamed():
+    for call in (completion, chat):
+        error = refusal(call, prompt_logprobs=0, stream=True)
+        assert (error.status, error.param) == (400, "prompt_logprobs")
+    assert completion(echo=True, logprobs=1, stream=True).sampling.prompt_logprobs == 1
+
+
+def test_best_of_is_accepted_where_it_says_what_n_says():
+    assert (completion().num_samples, completion(best_of=1).num_samples) == (1, 1)
+    assert (chat(n=128).num_samples, completion(n=3, best_of=3).num_samples) == (128, 3)
+    for fields in ({"best_of": 2}, {"n": 2, "best_of": 1}, {"n": 2, "best_of": 3}):
+        error = refusal(completion, **fields)
+        assert (error.status, error.code, error.param) == (400, "unsupported_parameter", "best_of")
+
+
+def test_no_tokens_at_all_may_be_asked_for_with_echo():
+    assert completion(echo=True, max_tokens=0).params(10, 100).max_tokens == 1
+    assert refusal(completion, max_tokens=0).param == "max_tokens"
+    assert refusal(chat, max_tokens=0).param == "max_tokens"
+    assert refusal(completion(echo=True, max_tokens=0, min_tokens=1).params, 10, 100).param == "min_tokens"
+
+
+def test_a_prompt_that_is_only_scored_may_fill_the_context():
+    assert completion([1] * 100, echo=True, max_tokens=0).params(100, 100).max_tokens == 1
+    assert refusal(completion([1] * 100, echo=True, max_tokens=1).params, 100, 100).code == "context_length_exceeded"
+    assert refusal(completion(echo=True, max_tokens=0).params, 101, 100).code == "context_length_exceeded"
+
+
 # Fields that come later, and fields that never will
 
 
@@ -303,14 +397,14 @@ def test_a_field_that_is_not_supported_passes_when_it_asks_for_nothing_and_is_re
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("n", True), ("n", 10**9), ("typical_p", True), ("echo", 0), ("logprobs", 0)]
+    ("field", "value"), [("typical_p", True), ("use_beam_search", 0), ("top_logprobs", False), ("suffix", 0)]
 )
 def test_a_neutral_value_of_another_type_is_not_neutral(field, value):
     assert refusal(completion, **{field: value}).param == field
 
 
 def test_numbers_are_neutral_in_either_spelling():
-    completion(n=1, typical_p=1.0, length_penalty=1.0)
+    completion(typical_p=1.0, length_penalty=1)
 
 
 def test_fields_without_effect_on_the_answer_pass():

@@ -129,17 +129,6 @@ async def test_a_text_longer_than_the_context_is_context_length_exceeded(text, l
     assert len(service.requests) == 1
 
 
-async def test_scoring_without_new_tokens_is_a_clear_400(text):
-    async with open_door(says(text, "ok"), text) as door:
-        for fields in (
-            {"max_tokens": 0, "echo": True, "logprobs": 1},
-            {"max_tokens": 0},
-            {"max_tokens": 0, "stream": True},
-        ):
-            response = await door.complete("Hello world", **fields)
-            assert (response.status, response.error["type"]) == (400, "invalid_request_error")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refusal_by_the_service_keeps_its_status_code_and_retry_after(text, stream):
     service = says(text, "ok")

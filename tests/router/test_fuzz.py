@@ -27,6 +27,12 @@ KNOWN_FIELDS = (
     "ignore_eos",
     "stop_token_ids",
     "include_stop_str_in_output",
+    "n",
+    "best_of",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "echo",
 )
 
 numbers = st.integers() | st.floats() | st.sampled_from([0, 1, -1, 2**31, 2**63, 2**64, 10**400, 1e308])
