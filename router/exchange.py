@@ -121,20 +121,20 @@ class Exchange:
 
     async def _next_piece(self) -> tuple[int, Piece]:
         """A sample and the next piece of it; raises GenerationError."""
-        async for progress in self._progress:
-            sample = progress.sample
-            if sample not in self._open:
-                continue
-            # What is drawn for a prompt that is only scored is nobody's.
-            piece = Piece("", "length") if self._call.is_scoring else self._answers[sample].push(progress)
-            if piece.finish is not None:
-                self._open.remove(sample)
-                if progress.finish is None:
-                    self._stream.stop(sample)
-                if not self._open:
-                    self._stream.cancel(piece.finish)
-            return sample, piece
-        raise GenerationError(500, "internal_error", "the generation ended without a finish")
+        try:
+            progress = await anext(self._progress)
+        except StopAsyncIteration as error:
+            raise GenerationError(500, "internal_error", "the generation ended without a finish") from error
+        sample = progress.sample
+        # What is drawn for a prompt that is only scored is nobody's.
+        piece = Piece("", "length") if self._call.is_scoring else self._answers[sample].push(progress)
+        if piece.finish is not None:
+            self._open.remove(sample)
+            if progress.finish is None:
+                self._stream.stop(sample)
+            if not self._open:
+                self._stream.cancel(piece.finish)
+        return sample, piece
 
     def _piece(self, sample: int, piece: Piece) -> bytes:
         logprobs = self._listings.answer.join([self._run(piece.tokens)]) if piece.tokens else NULL

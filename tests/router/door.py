@@ -37,6 +37,7 @@ def scripted_row(token: int, num_top: int) -> list[TokenLogprob]:
 class Script:
     """What the model says.
 
+    logprob    of every token of an answer; None: as in scripted_row
     others     what samples 1, 2 ... say, the last of them also those after it; without, the same as sample 0
     merge      tokens a Progress carries; samples take turns
     error      raised in place of token number error_at, over all samples
@@ -48,6 +49,7 @@ class Script:
     error: Exception | None = None
     error_at: int = 0
     waits_at: int | None = None
+    logprob: float | None = None
     others: list[list[int]] = field(default_factory=list)
 
     def of_sample(self, sample: int) -> list[int]:
@@ -57,6 +59,7 @@ class Script:
 class ScriptedStream:
     def __init__(self, script: Script, request: GenerationRequest):
         self.cancelled = asyncio.Event()
+        self.finish: str | None = None
         self.num_given = 0
         self.stopped: list[int] = []
         self._script = script
@@ -86,9 +89,10 @@ class ScriptedStream:
             raise StopAsyncIteration
         if finish is None:
             self._turns.append(sample)
-        return Progress(token_ids, finish, sample, _scripted(params.logprobs, token_ids))
+        return Progress(token_ids, finish, sample, _scripted(params.logprobs, token_ids, script.logprob))
 
     def cancel(self, finish: str = "cancelled") -> None:
+        self.finish = self.finish or finish
         self.cancelled.set()
 
     def stop(self, sample: int) -> None:
@@ -102,10 +106,13 @@ class ScriptedStream:
         return METRICS
 
 
-def _scripted(num_top: int | None, token_ids: list[int]) -> Logprobs:
+def _scripted(num_top: int | None, token_ids: list[int], logprob: float | None = None) -> Logprobs:
     if num_top is None:
         return NO_LOGPROBS
-    return Logprobs.pack(num_top, [scripted_row(token, num_top) for token in token_ids])
+    rows = [scripted_row(token, num_top) for token in token_ids]
+    if logprob is not None:
+        rows = [[TokenLogprob(entry.token, logprob) for entry in row] for row in rows]
+    return Logprobs.pack(num_top, rows)
 
 
 @dataclass

@@ -53,6 +53,26 @@ fields = st.dictionaries(
 )
 
 
+# Values that are mostly in range, so that they meet each other.
+num_tops = st.sampled_from([None, 0, 1, 20, 21, True])
+sampling_fields = st.fixed_dictionaries(
+    {},
+    optional={
+        "n": st.integers(0, 3),
+        "best_of": st.integers(1, 3),
+        "logprobs": num_tops,
+        "top_logprobs": num_tops,
+        "prompt_logprobs": num_tops,
+        "echo": st.booleans(),
+        "stream": st.booleans(),
+        "max_tokens": st.integers(0, 5),
+        "min_tokens": st.integers(0, 2),
+        "stop": st.sampled_from(["o", "k", "ok", "x"]),
+        "include_stop_str_in_output": st.booleans(),
+    },
+)
+
+
 def valid_body(path):
     prompt = {"prompt": "hi"} if path == PATHS[0] else {"messages": [{"role": "user", "content": "hi"}]}
     return {"model": MODEL, "max_tokens": 4, **prompt}
@@ -73,7 +93,9 @@ def check_bodies(text, strategy, num_examples):
             assert response.status in (200, 400, 404, 413)
             if response.status != 200:
                 assert response.error["type"] == "invalid_request_error"
-            elif "event-stream" not in response.headers["Content-Type"]:
+            elif "event-stream" in response.headers["Content-Type"]:
+                assert response.events[-1] == "[DONE]"
+            else:
                 assert response.json["choices"][0]["finish_reason"] in ("stop", "length")
 
         try:
@@ -87,6 +109,14 @@ def test_any_field_of_any_value_is_served_or_refused(text):
         lambda item: (item[0], json.dumps(valid_body(item[0]) | item[1]).encode())
     )
     check_bodies(text, drawn, 300)
+
+
+def test_any_samples_and_log_probabilities_are_served_or_refused(text):
+    prompts = st.sampled_from(["hi", "삼👧", [259, 0, 1, 100]])
+    drawn = st.tuples(st.sampled_from(PATHS), sampling_fields, prompts).map(
+        lambda item: (item[0], valid_body(item[0]) | item[1] | ({"prompt": item[2]} if item[0] == PATHS[0] else {}))
+    )
+    check_bodies(text, drawn.map(lambda item: (item[0], json.dumps(item[1]).encode())), 200)
 
 
 def test_any_bytes_are_served_or_refused(text):

@@ -103,6 +103,14 @@ async def test_a_sample_that_the_service_has_ended_is_not_stopped_again(text):
     assert service.streams[0].stopped == [1]
 
 
+@pytest.mark.parametrize(("max_tokens", "finish"), [(20, "stop"), (3, "length")])
+async def test_a_request_whose_samples_have_all_ended_is_counted_by_how_the_last_one_did(text, max_tokens, finish):
+    service = says_each(text, ["a", "bcdefgh"])
+    async with open_door(service, text) as door:
+        await both_modes(door, n=2, max_tokens=max_tokens, stop="g")
+    assert [stream.finish for stream in service.streams] == [finish] * 2
+
+
 async def test_a_client_that_hangs_up_cancels_all_samples_those_that_go_on_after_others_have_ended(text):
     service = says_each(text, ["", "abc"], waits_at=3)
     async with open_door(service, text) as door:
@@ -112,6 +120,7 @@ async def test_a_client_that_hangs_up_cancels_all_samples_those_that_go_on_after
         asked.cancel()
         async with asyncio.timeout(5):
             await service.streams[0].cancelled.wait()
+        assert service.streams[0].finish == "cancelled"
         await asyncio.gather(asked, return_exceptions=True)
 
 

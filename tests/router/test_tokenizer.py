@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import ByteLevel as ByteLevelProcessor
 from tokenizers.processors import TemplateProcessing
 
 from pdserve.core.errors import ModelError
@@ -115,6 +119,42 @@ def test_a_missing_or_broken_tokenizer_file_is_a_model_error_naming_it(tmp_path,
 def test_no_text_of_more_characters_than_the_bound_has_fewer_tokens(text):
     assert text.max_characters(10) >= 10
     assert len(text.encode("x" * (text.max_characters(10) + 1))) > 10
+
+
+def offsets_of(text: TextModel, prompt: str) -> list[tuple[str, int]]:
+    token_ids, offsets = text.encode_with_offsets(prompt)
+    assert token_ids == text.encode(prompt)
+    return [
+        (text.vocabulary.bytes_of(token_id).decode("latin-1"), at)
+        for token_id, at in zip(token_ids, offsets, strict=True)
+    ]
+
+
+def test_each_token_of_a_prompt_begins_where_its_character_does(model_dir, tmp_path):
+    path = make_model_dir(model_dir, tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    around = [("<|im_start|>", BOS_ID), ("<|pad|>", 3)]
+    tokenizer.post_processor = TemplateProcessing(single="<|im_start|> $A <|pad|>", pair=None, special_tokens=around)
+    tokenizer.save(str(path / "tokenizer.json"))
+    assert offsets_of(TextModel.load(path), "aé<|im_end|>b") == [
+        ("<|im_start|>", 0),
+        ("a", 0),
+        ("\xc3", 1),
+        ("\xa9", 1),
+        ("<|im_end|>", 2),
+        ("b", 12),
+        ("<|pad|>", 13),
+    ]
+
+
+def test_a_space_that_the_tokenizer_leaves_out_of_a_span_belongs_to_the_token(model_dir, tmp_path):
+    path = make_model_dir(model_dir, tmp_path / "model")
+    tokenizer = Tokenizer(BPE({"a": 0, "Ġ": 1, "b": 2, "Ġb": 3}, [("Ġ", "b")]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = ByteLevelProcessor(trim_offsets=True)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.save(str(path / "tokenizer.json"))
+    assert offsets_of(TextModel.load(path), "a b") == [("a", 0), (" b", 1)]
 
 
 def test_encoding_a_long_text_leaves_the_interpreter_to_others(text):
