@@ -41,8 +41,7 @@ def apply_rules(logits: Tensor, spec: SampleSpec) -> Tensor:
         _penalise(logits, params, spec)
     if holds_back:
         logits.index_fill_(0, _ids(params.stop_ids, logits), float("-inf"))
-    # Dividing by a small penalty may have left the range of floats.
-    return logits.clamp_(max=torch.finfo(logits.dtype).max)
+    return logits
 
 
 def _penalise(logits: Tensor, params: SamplingParams, spec: SampleSpec) -> None:
@@ -50,8 +49,10 @@ def _penalise(logits: Tensor, params: SamplingParams, spec: SampleSpec) -> None:
         seen = _ids(spec.history, logits)
         values = logits[seen]
         factor = params.repetition_penalty
-        # An id that is there twice is written twice, the same value.
-        logits[seen] = torch.where(values > 0, values / factor, values * factor)
+        # An id that is there twice is written twice, the same value. One that could be drawn still can.
+        largest = torch.finfo(logits.dtype).max
+        changed = torch.where(values > 0, values / factor, values * factor).clamp_(-largest, largest)
+        logits[seen] = torch.where(values.isfinite(), changed, values)
     outputs = spec.history[spec.num_prompt :]
     if outputs and (params.frequency_penalty or params.presence_penalty):
         ids, counts = _ids(outputs, logits).unique(return_counts=True)

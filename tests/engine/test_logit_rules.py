@@ -37,7 +37,7 @@ def slowly(logits: list[float], spec: SampleSpec) -> list[float]:
     return values
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(60))
 def test_any_mix_of_rules_is_what_they_say_one_by_one(seed: int):
     rng = random.Random(seed)
     logits = [rng.gauss(0, 3) for _ in range(VOCAB_SIZE)]
@@ -46,10 +46,10 @@ def test_any_mix_of_rules_is_what_they_say_one_by_one(seed: int):
     spec = make_spec(
         prompt,
         outputs,
-        presence_penalty=rng.choice([0.0, 0.5, -2.0]),
-        frequency_penalty=rng.choice([0.0, 0.3, -1.0]),
-        repetition_penalty=rng.choice([1.0, 1.3, 0.7]),
-        logit_bias=tuple(Bias(token, rng.uniform(-100, 100)) for token in biased),
+        presence_penalty=rng.choice([0.0, 0.5, -2.0, 2.0]),
+        frequency_penalty=rng.choice([0.0, 0.3, -2.0, 2.0]),
+        repetition_penalty=rng.choice([1.0, 1.3, 0.7, 10.0, 0.01]),
+        logit_bias=tuple(Bias(token, rng.choice([-100.0, rng.uniform(-9, 9), 100.0])) for token in biased),
         min_tokens=rng.choice([0, 40]),
         stop_ids=(3, 4),
     )
@@ -103,3 +103,5 @@ def test_a_penalty_that_leaves_the_range_of_floats_ends_at_its_edge():
     spec = make_spec([7, 8, 9], [], repetition_penalty=0.01)
     logits = [0.0] * 7 + [largest, -largest, float("-inf")] + [0.0] * 40
     assert changed(logits, spec)[7:10] == [largest, pytest.approx(-largest / 100), float("-inf")]
+    spec = make_spec([7, 8, 9], [], repetition_penalty=10.0)
+    assert changed(logits, spec)[7:10] == [pytest.approx(largest / 10), -largest, float("-inf")]
