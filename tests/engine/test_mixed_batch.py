@@ -84,15 +84,9 @@ def test_a_sample_draws_the_same_alone_and_beside_its_siblings(native):
 
 def test_draws_with_different_limits_from_the_same_logits_are_those_of_each_alone(native):
     logits = make_logits(1003)[None]
-    limits = [
-        {},
-        {"top_p": 0.5},
-        {"top_k": 2},
-        {"min_p": 0.5},
-        {"temperature": 0.0},
-        {"temperature": 2.0},
-        {"top_p": 0.1},
-    ]
+    # Each differs from its neighbours in one of them.
+    others = [{"top_p": 0.3}, {"top_k": 2}, {"min_p": 0.7}, {"temperature": 9.0}, {"temperature": 0.0}]
+    limits = [params for other in others for params in ({"temperature": 2.0}, {"temperature": 2.0} | other)]
     specs = [make_spec(index, seed=6, **params) for index in range(5) for params in limits]
     (together,) = sampler.draw(logits, [specs], native)
     assert list(together) == [sampler.draw(logits, [(spec,)], native)[0][0] for spec in specs]
