@@ -147,7 +147,7 @@ class Compute:
     cores: tuple[int, ...] | None = setting(None, readers.core_list(), "cores to run on, like 0,2-3 (default: all)")
 
 
-POLICY = setting("fcfs", readers.choice("fcfs", "shortest"), "which prompt goes first")
+POLICY = setting("shortest", readers.choice("fcfs", "shortest"), "which prompt goes first")
 
 
 MAX_STEP_TOKENS = setting(256, readers.integer(1, 1 << 16), "most tokens in one step: the chunk budget")

@@ -7,10 +7,11 @@ At most one step is under way. Owned by DecodeScheduler.
 from collections.abc import Iterable
 
 from pdserve.core.block_hash import BlockHasher
+from pdserve.core.turns import Policy
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
-from pdserve.engine import planner
+from pdserve.engine.planner import Planner
 from pdserve.engine.step import Draw, StepPlan, StepResult
 from pdserve.engine.step_cost import StepWork
 
@@ -22,13 +23,13 @@ class Batch:
         reservations: Reservations,
         hasher: BlockHasher,
         budget: ChunkBudget,
-        policy: planner.Policy,
+        policy: Policy,
     ):
         self._jobs = jobs
         self._reservations = reservations
         self._hasher = hasher
         self._budget = budget
-        self._policy = policy
+        self._planner = Planner(policy, budget.max_step_tokens, budget.cost)
         self._step: StepPlan | None = None
         self._num_steps = 0
 
@@ -51,10 +52,13 @@ class Batch:
                 rows.append((job, 1))
         rows = [(job, n) for job, n in rows if job.phase is Phase.RUNNING]
         streams = _work(job for job, _ in rows)
-        behind = [job.sequence for job in self._jobs.running() if job.sequence.num_missing > 1]
-        ordered = planner.order(behind, self._policy, self._budget.token_s(streams), now)
-        budget = self._num_chunk_tokens(streams, ordered[0].num_computed) if ordered else 0
-        for sequence, num_tokens in planner.chunks(ordered, budget):
+        self._planner.keep(job.sequence for job in self._jobs.running() if job.sequence.num_missing > 1)
+        for sequence, num_tokens in self._planner.chunks(
+            lambda first: self._num_chunk_tokens(streams, first.num_computed),
+            self._budget.token_s(streams),
+            now,
+            beside=streams,
+        ):
             sequence.started_at = now if sequence.started_at is None else sequence.started_at
             job = self._jobs.by_key[sequence.key]
             # What it computes here was reserved whole: nobody yields for it.

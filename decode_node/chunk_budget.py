@@ -26,7 +26,7 @@ class ChunkBudget:
     def __init__(self, max_step_tokens: int, cost: StepCost):
         self.cost = cost
         self.tpot_s: float | None = None
-        self._max_step_tokens = max_step_tokens
+        self.max_step_tokens = max_step_tokens
 
     def limit_s(self, streams: StepWork) -> float:
         """Seconds that a step with these streams and a chunk may take."""
@@ -37,7 +37,7 @@ class ChunkBudget:
 
     def num_tokens(self, streams: StepWork, limit_s: float | None, start: int) -> int:
         """Prompt tokens, after `start` others, for a step with these streams; no limit_s when there are none."""
-        most = self._max_step_tokens - streams.num_tokens
+        most = self.max_step_tokens - streams.num_tokens
         if limit_s is None:
             return most
         return min(most, max(MIN_CHUNK, self.cost.tokens_within(limit_s, streams, start)))

@@ -17,11 +17,11 @@ from pdserve.cluster.node_life import ROUTER, Ending, NodeLife
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.errors import LayoutError
 from pdserve.core.ids import Epoch, NodeId
+from pdserve.core.turns import Policy
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_pool import KVPool, PoolView
-from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone, StepResult
 from pdserve.kvtransfer.copying import copy_and_verify, read_speed, take_and_verify
 from pdserve.kvtransfer.node_parts import NodeParts

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from pdserve.cluster.messages import Send
+from pdserve.core.admission import AdmissionLine
 from pdserve.core.ids import BlockHash, BlockId
-from pdserve.decode_node.admission import AdmissionLine
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence

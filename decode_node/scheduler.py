@@ -37,6 +37,7 @@ from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import NodeId, RequestId
 from pdserve.core.logprobs import Logprobs
+from pdserve.core.turns import Policy
 from pdserve.decode_node.batch import Batch
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.ends import Ends
@@ -45,7 +46,6 @@ from pdserve.decode_node.hand_offs import HandOffs
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
 from pdserve.decode_node.samples import Keys, Samples
-from pdserve.engine import planner
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import Draw, RunStep, StepDone
@@ -69,7 +69,7 @@ class DecodeScheduler:
         budget: ChunkBudget,
         max_running: int,
         block_bytes: int,
-        policy: planner.Policy = planner.Policy.FCFS,
+        policy: Policy = Policy.SHORTEST,
     ):
         self.pool = pool
         self.num_unexpected = 0

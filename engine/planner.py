@@ -1,85 +1,100 @@
-"""Which tokens go into the next step: decode rows first, then prompt chunks within the token budget.
+"""Which prompts get chunks in the next step, on nodes of both roles.
 
-Pure functions over sequences, used by both roles: a prefill node has no decode rows, a decode node
-fits the chunks it computes itself into what its decode rows leave of the budget.
+A prefill node's step is chunks alone; a decode node runs its streams first and gives chunks what that leaves of
+the step. The order is core/turns.py's, kept while sequences come, progress and go, so that planning a step costs what
+the step takes, however many wait. Owned by each node's scheduler.
 """
 
-import heapq
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
-from enum import StrEnum
+from collections.abc import Callable, Iterable
 
+from pdserve.core.turns import Policy, Turns
 from pdserve.engine.sequence import Sequence
+from pdserve.engine.step_cost import StepCost, StepWork
+
+NOTHING = StepWork()
 
 
-class Policy(StrEnum):
-    FCFS = "fcfs"
-    SHORTEST = "shortest"
+def uncut(sequence: Sequence, num_tokens: int) -> int:
+    return num_tokens
 
 
-# Under `shortest`, a waiting prompt gains on shorter ones by this many tokens a second, so that no
-# prompt waits for ever: a 32k prompt overtakes fresh 100-token prompts after about 16 s.
-AGEING_TOKENS_PER_S = 2048.0
-# A prompt that lets others go first because its deadline is lost does so no longer than this.
-MAX_YIELD_S = 10.0
-# Half of all steps are slower than the mean.
-COST_MARGIN = 1.05
+class Planner:
+    """step_tokens: the most tokens of a step; cost: what steps take here, learned by the caller."""
 
+    def __init__(self, policy: Policy, step_tokens: int, cost: StepCost):
+        self._step_tokens = step_tokens
+        self._cost = cost
+        self._turns = Turns(policy)
+        self._sequences: dict[int, Sequence] = {}
 
-def order(sequences: Seq[Sequence], policy: Policy, token_s: float, now: float) -> list[Sequence]:
-    """Sequences in the order in which they get chunks.
+    def __len__(self) -> int:
+        return len(self._sequences)
 
-    By policy, ties in the given order, but so that as many as possible keep their deadline: whenever one would
-    be late, the longest up to it gives way to all that are in time (Moore, Management Science 15, 1968, which
-    is exact for deadlines in that order). Who has waited for MAX_YIELD_S does so no more and goes first.
+    def add(self, sequence: Sequence) -> None:
+        """It has its blocks, and tokens to catch up on."""
+        self._sequences[sequence.key] = sequence
+        self._turns.join(sequence.key, sequence.priority, sequence.accepted_at, sequence.deadline, sequence.num_missing)
 
-    token_s: seconds that each token of a prompt is expected to take
-    """
+    def remove(self, sequence: Sequence) -> None:
+        """It has caught up, or is gone; twice is nothing."""
+        self._sequences.pop(sequence.key, None)
+        self._turns.leave(sequence.key)
 
-    def length(sequence: Sequence) -> float:
-        if policy is Policy.FCFS:
-            return 0.0
-        return sequence.num_missing - AGEING_TOKENS_PER_S * (now - sequence.accepted_at)
+    def progressed(self, sequence: Sequence) -> None:
+        """Fewer of its tokens are missing than when it was added."""
+        if sequence.key in self._sequences:
+            self._turns.advance(sequence.key, sequence.num_missing)
 
-    def standing(sequence: Sequence) -> int:
-        return 0 if sequence.key in starved else 2 if sequence.key in late else 1
+    def keep(self, sequences: Iterable[Sequence]) -> None:
+        """These are to be planned as they are now, and no others: for few, whose comings and goings are many."""
+        kept = {sequence.key: sequence for sequence in sequences}
+        for key in self._sequences.keys() - kept.keys():
+            self.remove(self._sequences[key])
+        for key, sequence in kept.items():
+            if key in self._sequences:
+                self.progressed(sequence)
+            else:
+                self.add(sequence)
 
-    in_turn = sorted(sequences, key=length)
-    starved = {s.key for s in in_turn if s.deadline is not None and now - s.accepted_at > MAX_YIELD_S}
-    late = _late(sorted(in_turn, key=lambda s: s.key not in starved), starved, token_s * COST_MARGIN, now)
-    return sorted(in_turn, key=standing)
+    def chunks(
+        self,
+        budget: Callable[[Sequence], int],
+        token_s: float,
+        now: float,
+        beside: StepWork = NOTHING,
+        cut: Callable[[Sequence, int], int] = uncut,
+    ) -> list[tuple[Sequence, int]]:
+        """The sequences of the next step, and how many tokens of each.
 
+        budget   tokens in all, when this sequence comes first
+        token_s  seconds that each token is expected to take
+        beside   what the step does anyway
+        cut      how many of the tokens that a sequence could have it is to have
+        """
+        plan: list[tuple[Sequence, int]] = []
+        left = num_ended = 0
+        for key in self._turns.order(token_s, now, self._step_tokens):
+            sequence = self._sequences[key]
+            if not plan:
+                left = budget(sequence)
+            if left <= 0 or (sequence.num_missing > left and not self._pays(left, num_ended, beside)):
+                break
+            num_tokens = cut(sequence, min(sequence.num_missing, left))
+            if num_tokens > 0:
+                plan.append((sequence, num_tokens))
+                left -= num_tokens
+                num_ended += num_tokens == sequence.num_missing
+        if plan:
+            self._turns.serve(plan[0][0].key)
+        return plan
 
-def _late(in_turn: Seq[Sequence], starved: set[int], token_s: float, now: float) -> set[int]:
-    """Keys of those that must be late so that the others are in time; the starved come first whatever they do."""
-    late: set[int] = set()
-    longest: list[tuple[int, int]] = []
-    num_tokens = 0
-    for sequence in in_turn:
-        num_tokens += sequence.num_missing
-        if sequence.deadline is None or sequence.key in starved:
-            continue
-        heapq.heappush(longest, (-sequence.num_missing, sequence.key))
-        if now + num_tokens * token_s > sequence.deadline:
-            shortened, key = heapq.heappop(longest)
-            num_tokens += shortened
-            late.add(key)
-    return late
+    def _pays(self, num_tokens: int, num_ended: int, beside: StepWork) -> bool:
+        """Whether to fill a step that ends `num_ended` prompts with this many tokens of one that it does not end.
 
-
-def chunks(
-    sequences: Seq[Sequence], budget: int, cut: Callable[[Sequence, int], int] = lambda _, num_tokens: num_tokens
-) -> list[tuple[Sequence, int]]:
-    """Split `budget` tokens over sequences that have tokens to catch up on, in the given order.
-
-    cut: how many of the tokens that a sequence could have in this step it is to have
-    """
-    plan = []
-    for sequence in sequences:
-        if budget <= 0:
-            break
-        num_tokens = cut(sequence, min(sequence.num_missing, budget))
-        if num_tokens > 0:
-            plan.append((sequence, num_tokens))
-            budget -= num_tokens
-    return plan
+        Each of the former waits for them; each of the others waits once less for what a step takes without them.
+        """
+        if num_ended == 0:
+            return True
+        least_s = self._cost.predict_s(beside)
+        longer_s = self._cost.predict_s(beside.plus_chunk(0, num_tokens)) - least_s
+        return num_ended * longer_s < (len(self._sequences) - num_ended) * least_s

@@ -13,8 +13,8 @@ from pdserve.cluster.keys import read_keys
 from pdserve.cluster.messages import Hello, Role
 from pdserve.cluster.node_life import ROUTER, Ending, NodeLife
 from pdserve.core.ids import Epoch, NodeId
+from pdserve.core.turns import Policy
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.planner import Policy
 from pdserve.engine.step import RunStep, StepDone, StepResult
 from pdserve.kvtransfer.copying import CheckBlocks, check_own
 from pdserve.kvtransfer.node_parts import NodeParts

@@ -4,7 +4,7 @@
        └── Cancel, expiry ──┴── Cancel, expiry (freed when its step ends) ──────────────► gone
 
 Owns the block pool, the sequences and the offers of this node. A prompt reserves all of its blocks
-(hits held) before its first chunk, first come first served, the head passed at most MAX_PASSES times.
+(hits held) before its first chunk, in the order of an AdmissionLine; the Planner says who computes then.
 Nothing is started while more than half of the pool is parked, but for the next attempt of what was parked
 here: it finds its blocks again. Called by PrefillNode on the event loop.
 """
@@ -34,12 +34,14 @@ from pdserve.cluster.messages import (
     Stage,
     Want,
 )
+from pdserve.core.admission import AdmissionLine
 from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId, RequestId
 from pdserve.core.logprobs import Logprobs
-from pdserve.engine import planner
+from pdserve.core.turns import Policy
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.planner import Planner
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import Draw, RunStep, StepDone, StepPlan
 from pdserve.engine.step_cost import StepCost, StepWork
@@ -48,7 +50,6 @@ from pdserve.kvtransfer.drawn import drawn_after
 from pdserve.kvtransfer.offer import Answer, OfferBook, SendBlocks
 from pdserve.prefill_node.tail_chunk import cut_tail
 
-MAX_PASSES = 8
 BEAT_S = 0.5
 
 Action = Send | SendBlocks | CheckBlocks | RunStep
@@ -70,7 +71,6 @@ class Prompt:
 
     sequence: Sequence
     phase: Phase
-    passes: int = 0
     cancelled: bool = False
     was_parked: bool = False
     first_token: FirstToken | None = None
@@ -91,7 +91,7 @@ class PrefillScheduler:
         max_step_tokens: int,
         cost: StepCost,
         block_bytes: int,
-        policy: planner.Policy = planner.Policy.FCFS,
+        policy: Policy = Policy.SHORTEST,
     ):
         self.pool = pool
         self.offers = OfferBook(block_bytes)
@@ -101,12 +101,11 @@ class PrefillScheduler:
         self._router = router
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
-        self._policy = policy
         self._cost = cost
         self._prompts: dict[RequestId, Prompt] = {}
         self._by_key: dict[int, Prompt] = {}
-        self._queue: list[Prompt] = []
-        self._running: list[Prompt] = []
+        self._line = AdmissionLine()
+        self._planner = Planner(policy, max_step_tokens, cost)
         self._next_key = 0
         self._step: StepPlan | None = None
         self._num_steps = 0
@@ -175,9 +174,8 @@ class PrefillScheduler:
         prompt = Prompt(sequence, Phase.QUEUED, was_parked=was_parked)
         self._prompts[message.request] = prompt
         self._by_key[sequence.key] = prompt
-        self._queue.append(prompt)
         # A stream that stands still has waited before.
-        self._queue.sort(key=lambda p: (-p.sequence.priority, not p.was_parked))
+        self._line.join(sequence.key, sequence.priority, resumed=was_parked)
         self.offers.open(message.request, message.attempt, now)
         return actions
 
@@ -233,41 +231,32 @@ class PrefillScheduler:
     # ---- the step --------------------------------------------------------------------------------
 
     def _admit(self, now: float) -> list[Action]:
-        """Reserve for queued prompts in order; a head that does not fit is passed a bounded number of times."""
+        """Reserve for queued prompts in order, as far as there is room."""
         actions: list[Action] = []
-        blocked: list[Prompt] = []
-        for prompt in list(self._queue):
-            if self._starts_no_prompt and not prompt.was_parked:
-                continue
-            if self._reserve(prompt, now):
-                actions += self._announce_hits(prompt)
-                for earlier in blocked:
-                    earlier.passes += 1
-            else:
-                blocked.append(prompt)
-            if any(earlier.passes >= MAX_PASSES for earlier in blocked):
-                break
+        for key in self._line.admit(self._reserve):
+            actions += self._announce_hits(self._by_key[key])
         return actions
 
-    def _reserve(self, prompt: Prompt, now: float) -> bool:
+    def _reserve(self, key: int) -> bool:
+        prompt = self._by_key[key]
+        if self._starts_no_prompt and not prompt.was_parked:
+            return False
         sequence = prompt.sequence
         hits = self.pool.match(sequence.hashes)
         missing = sequence.num_blocks - len(hits)
         if not self.pool.can_reserve(missing, hits):
             return False
         sequence.claim(self.pool, hits, missing)
-        self._queue.remove(prompt)
-        self._running.append(prompt)
+        self._planner.add(sequence)
         prompt.phase = Phase.RUNNING
         return True
 
     def _start_step(self, now: float) -> list[Action]:
         if self._step is not None:
             return []
-        ready = [p.sequence for p in self._running if not p.cancelled]
-        ordered = planner.order(ready, self._policy, self._token_s, now)
         rows, seals = [], []
-        for sequence, num_tokens in planner.chunks(ordered, self._max_step_tokens, self._cut_tail):
+        chunks = self._planner.chunks(lambda _: self._max_step_tokens, self._token_s, now, cut=self._cut_tail)
+        for sequence, num_tokens in chunks:
             sequence.take_blocks(self.pool, sequence.num_computed + num_tokens)
             rows.append(sequence.row(num_tokens))
             seals += sequence.seals(num_tokens)
@@ -306,6 +295,7 @@ class PrefillScheduler:
                 self._free(prompt)
                 continue
             sequence.num_computed += len(row.token_ids)
+            self._planner.progressed(sequence)
             sequence.commit_full(self.pool, result.checksums)
             own = [b for b in sequence.block_ids if b in sealed]
             for block_id in own:
@@ -332,7 +322,7 @@ class PrefillScheduler:
             prompt_logprobs=Logprobs.join(sequence.scores),
         )
         prompt.first_token = first
-        self._running.remove(prompt)
+        self._planner.remove(sequence)
         prompt.phase = Phase.PARKED
         self.pool.pin(sequence.block_ids)
         prompt.leased = list(sequence.block_ids)
@@ -363,18 +353,17 @@ class PrefillScheduler:
         self.ended.add(sequence.request, sequence.attempt, now)
         del self._prompts[sequence.request]
         prompt.cancelled = True
+        self._line.leave(sequence.key)
+        self._planner.remove(sequence)
         if sequence.busy == 0:
             self._free(prompt)
         return list(actions)
 
     def _free(self, prompt: Prompt) -> None:
         sequence = prompt.sequence
-        if prompt.phase is Phase.QUEUED:
-            self._queue.remove(prompt)
-        elif prompt.phase is Phase.RUNNING:
-            self._running.remove(prompt)
+        if prompt.phase is Phase.RUNNING:
             sequence.give_back(self.pool)
-        else:
+        elif prompt.phase is Phase.PARKED:
             self.pool.unpin(prompt.leased)
         del self._by_key[sequence.key]
 
@@ -382,7 +371,7 @@ class PrefillScheduler:
 
     @property
     def is_idle(self) -> bool:
-        return self._step is None and not self._queue and not self._running
+        return self._step is None and not len(self._line) and not len(self._planner)
 
     @property
     def is_drained(self) -> bool:
@@ -399,17 +388,18 @@ class PrefillScheduler:
         return Held(beat, entries, self.gauges(), (), self._is_leaving, cache)
 
     def gauges(self) -> Gauges:
+        queued = [p.sequence for p in self._prompts.values() if p.phase is not Phase.PARKED]
         return Gauges(
             num_free=self.pool.num_free,
             num_cached=self.pool.num_cached,
             num_held=self.pool.num_held,
             num_leased=self.pool.num_leased,
             num_reserved=self.pool.num_reserved,
-            num_running=len(self._running),
-            num_waiting=len(self._queue),
+            num_running=len(self._planner),
+            num_waiting=len(self._line),
             num_leases=len(self.offers),
             num_parked=self.pool.num_leased,
-            num_queued_tokens=sum(p.sequence.num_missing for p in self._queue + self._running),
+            num_queued_tokens=sum(sequence.num_missing for sequence in queued),
             token_s=self._token_s,
             starts_no_prompt=self._starts_no_prompt,
             num_corrupt=self.num_corrupt,
@@ -420,6 +410,9 @@ class PrefillScheduler:
         self.pool.check(p.sequence.block_ids for p in self._by_key.values())
         reserved = sum(p.sequence.num_reserved for p in self._by_key.values())
         assert reserved == self.pool.num_reserved, f"{self.pool.num_reserved} reserved, sequences have {reserved}"
+        phases = [p.phase for p in self._prompts.values()]
+        assert len(self._line) == phases.count(Phase.QUEUED), "a queued prompt stands in no line"
+        assert len(self._planner) == phases.count(Phase.RUNNING), "a running prompt is never planned"
         assert len(self.offers) == len(self._prompts), "a request without a lease, or a lease without a request"
 
     # ---- helpers ---------------------------------------------------------------------------------

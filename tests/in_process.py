@@ -25,12 +25,12 @@ from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.kv_spec import KVSpec
 from pdserve.core.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from pdserve.core.sampling import SamplingParams
+from pdserve.core.turns import Policy
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.scheduler import DecodeScheduler
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.checksum import block_checksum
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
-from pdserve.engine.planner import Policy
 from pdserve.engine.step import Draw, Row, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
 from pdserve.kvtransfer.copying import CheckBlocks, check_own, copy_and_verify, take_and_verify
@@ -210,7 +210,7 @@ class InProcessCluster:
         num_blocks: int = 64,
         max_step_tokens: int = 16,
         max_running: int = 16,
-        policy: Policy = Policy.FCFS,
+        policy: Policy = Policy.SHORTEST,
         make_engine: Callable[[KVPool], Engine] = FakeEngine,
         hub: MemoryHub | None = None,
         timing: Timing | None = None,

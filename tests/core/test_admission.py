@@ -1,6 +1,6 @@
 """The line for blocks: who is tried first, and who may pass."""
 
-from pdserve.decode_node.admission import MAX_PASSES, AdmissionLine
+from pdserve.core.admission import MAX_PASSES, AdmissionLine
 
 
 def make_line(*keys: int, resumed: tuple[int, ...] = ()) -> AdmissionLine:
