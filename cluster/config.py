@@ -24,6 +24,9 @@ MODEL = "folder of a Hugging Face model (default: the demo model)"
 MAX_MODEL_LEN = "longest prompt + output in tokens (default: the model's)"
 
 
+POLICY = setting("shortest", readers.choice("fcfs", "shortest"), "which prompt goes first")
+
+
 KEY_FILE = setting(None, readers.file(), "the cluster's keys, made by `pdserve keygen`")
 
 
@@ -86,6 +89,8 @@ class Admission:
     recovery_attempts: int = setting(3, readers.integer(1, 100), "attempts a request gets when nodes die")
     recovery_grace_s: float = setting(60.0, readers.seconds(0, 3600), "how long its requests wait for a dead node")
     handoff_deadline_s: float = setting(2.0, readers.seconds(0.1, 600), "longest hand-off, then another decode node")
+    prefill_policy: str = POLICY
+    max_prompt_work_s: float = setting(1.0, readers.seconds(0, 3600), "predicted work that a node is given ahead")
     cooperative_prefill: str = setting("on", readers.choice("on", "off"), "decode nodes compute prompts if sooner")
 
 
@@ -145,9 +150,6 @@ class Memory:
 class Compute:
     num_threads: int | None = setting(None, readers.integer(1, 1024), "torch threads (default: one a core)")
     cores: tuple[int, ...] | None = setting(None, readers.core_list(), "cores to run on, like 0,2-3 (default: all)")
-
-
-POLICY = setting("shortest", readers.choice("fcfs", "shortest"), "which prompt goes first")
 
 
 MAX_STEP_TOKENS = setting(256, readers.integer(1, 1 << 16), "most tokens in one step: the chunk budget")

@@ -1,9 +1,10 @@
 """In what order waiting prompts get their turn, kept up to date: the first costs the same however many wait.
 
     higher priority first; within one
-      1  what has no promise to keep, or has kept it: by policy
-      2  what can still keep its promise, by deadline, but for those that give way (Moore)
-      3  what gives way, then what has lost its promise: by policy
+      1  what goes on after a failure, in order of arrival
+      2  what has no promise to keep, or has kept it: by policy
+      3  what can still keep its promise, by deadline, but for those that give way (Moore)
+      4  what gives way, then what has lost its promise: by policy
     and whoever has waited for MAX_YIELD_S, the oldest first, is owed its turn in between
 
 Pure: keys, lengths and times, no requests. The planner of a node has one for its sequences, the router's queue one for
@@ -33,7 +34,7 @@ COST_MARGIN = 1.05
 # that would push a longer one out is heard once it has moved up, which the yielding of the others brings about.
 WINDOW = 32
 
-FREE, PROMISED, LOST = range(3)
+RESUMED, FREE, PROMISED, LOST = range(4)
 Rank = tuple[int, int, float, int]
 
 
@@ -75,11 +76,20 @@ class Turns:
     def __contains__(self, key: int) -> bool:
         return key in self._turns
 
-    def join(self, key: int, priority: int, since: float, deadline: float | None, num_tokens: int) -> None:
+    def join(
+        self,
+        key: int,
+        priority: int,
+        since: float,
+        deadline: float | None,
+        num_tokens: int,
+        *,
+        is_resumed: bool = False,
+    ) -> None:
         """Stand in line; deadline: by when the whole of it must be computed, None without a promise."""
         turn = self._turns[key] = Turn(key, priority, since, deadline, num_tokens)
         insort(self._ages, turn.age)
-        self._stand(turn, FREE if deadline is None else PROMISED)
+        self._stand(turn, RESUMED if is_resumed else FREE if deadline is None else PROMISED)
 
     def leave(self, key: int) -> None:
         """Who is not in line leaves nothing."""
@@ -158,9 +168,12 @@ class Turns:
                 self._stand(turn, LOST)
 
     def _rank(self, turn: Turn, standing: int) -> Rank:
-        by_policy = turn.num_tokens if self._policy is Policy.SHORTEST else 0
-        in_standing = turn.deadline if standing == PROMISED and turn.deadline is not None else by_policy
-        return -turn.priority, standing, in_standing, turn.key
+        within = 0.0
+        if standing == PROMISED and turn.deadline is not None:
+            within = turn.deadline
+        elif standing != RESUMED and self._policy is Policy.SHORTEST:
+            within = turn.num_tokens
+        return -turn.priority, standing, within, turn.key
 
     def _stand(self, turn: Turn, standing: int) -> None:
         turn.rank = self._rank(turn, standing)
@@ -189,7 +202,7 @@ def _giving_way(turns: Sequence[Turn], token_s: float, now: float, num_ahead: in
     longest: list[tuple[int, int]] = []
     for turn in turns:
         num_ahead += turn.num_tokens
-        if turn.deadline is None:
+        if turn.standing != PROMISED:
             continue
         heapq.heappush(longest, (-turn.num_tokens, turn.key))
         if _is_late(turn, num_ahead, token_s, now):

@@ -36,8 +36,18 @@ ROUTER_FLAGS = (
     "ttft_s",
     "tpot_s",
     "cooperative_prefill",
+    "prefill_policy",
 )
-NODE_FLAGS = ("model", "dtype", "device", "max_model_len", "kv_memory", "max_step_tokens", "transport")
+NODE_FLAGS = (
+    "model",
+    "dtype",
+    "device",
+    "max_model_len",
+    "kv_memory",
+    "max_step_tokens",
+    "prefill_policy",
+    "transport",
+)
 READY_TIMEOUT_S = 2.0
 
 

@@ -5,13 +5,11 @@
       └── attempt + 1 ◄──────┴── node lost, Failed, missing in two beats ◄──────────┘
     HANDOFF ── deadline ──► attempt + 1 on another decode node with room, else its own is told to make room
 
-Owns the queue, the records and what is known of every node. A prefill node is given at most
-max_prompts_per_node prompts; Prefill and Decode go out at the same moment. A token is taken once per
-index, in order, whoever sends it. Called by RouterService.
+Owns the queue, the records and what is known of every node. A node is given few prompts at a time (Limits);
+Prefill and Decode go out at the same moment. A token is taken once per index, in order, whoever sends it.
+Called by RouterService.
 """
 
-import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +38,9 @@ from pdserve.cluster.messages import (
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import BlockHash, Epoch, NodeId, RequestId
 from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
-from pdserve.router.placement import Node, Place, pick, pick_other
+from pdserve.core.turns import Policy
+from pdserve.router.placement import LIMITS, NO_LIMITS, Limits, Node, Place, pick, pick_other
+from pdserve.router.queue import RequestQueue
 from pdserve.router.record import Plan, Record
 
 MISSED_BEATS = 2
@@ -110,8 +110,9 @@ Action = Send | Deliver | GiveUp
 
 
 class Dispatcher:
-    """max_attempts: tries of a request before it is given up; max_prompts_per_node: see above.
+    """max_attempts: tries of a request before it is given up; limits: how much a node is given at a time.
 
+    policy: in what order nodes compute their prompts, and in what order they are given them.
     recovery_grace_s: how long queued requests wait for a node that can serve them to come back.
     ttft_slo_s: the promised time to first token, by which nodes order their prompts.
     cooperative: whether decode nodes compute prompts when their first token comes sooner that way.
@@ -121,7 +122,8 @@ class Dispatcher:
     def __init__(
         self,
         max_attempts: int = 3,
-        max_prompts_per_node: int = 8,
+        limits: Limits = LIMITS,
+        policy: Policy = Policy.SHORTEST,
         recovery_grace_s: float = 60.0,
         ttft_slo_s: float | None = None,
         cooperative: bool = True,
@@ -130,16 +132,19 @@ class Dispatcher:
         self.nodes: dict[NodeId, Node] = {}
         self.num_stale = 0
         self._max_attempts = max_attempts
-        self._max_prompts = max_prompts_per_node
+        self._limits = limits
+        # Where there is a promise, what has lost it lets others go first.
+        self._is_fcfs = policy is Policy.FCFS and ttft_slo_s is None
         self._recovery_grace_s = recovery_grace_s
         self._ttft_slo_s = ttft_slo_s
         self._cooperative = cooperative
         self._handoff_deadline_s = handoff_deadline_s
-        self._stuck_since: float | None = None
         self._beat = 0
         self._hasher: BlockHasher | None = None
         self._records: dict[RequestId, Record] = {}
-        self._queue: deque[Record] = deque()
+        self._queue = RequestQueue(policy)
+        self._placed: dict[RequestId, Record] = {}
+        self._has_news = False
         self._on_event: dict[type, Callable[..., Iterable[Action]]] = {
             Submit: self._on_submit,
             ClientGone: self._on_client_gone,
@@ -208,8 +213,11 @@ class Dispatcher:
     # ---- requests --------------------------------------------------------------------------------
 
     def _on_submit(self, event: Submit, now: float) -> Iterable[Action]:
-        self._records[event.record.request] = event.record
-        self._queue.append(event.record)
+        record = event.record
+        self._records[record.request] = record
+        promised = None if self._ttft_slo_s is None else record.times.arrived + self._ttft_slo_s
+        self._queue.join(record, promised)
+        self._has_news = True
         return []
 
     def _on_client_gone(self, event: ClientGone, now: float) -> Iterable[Action]:
@@ -232,25 +240,31 @@ class Dispatcher:
         return [Send(node, Cancel(record.request, record.attempt, event.sample)) for node in decode if node is not None]
 
     def _dispatch(self, now: float) -> list[Action]:
-        """Give queued requests to nodes, in order; the first that has no place keeps its turn."""
+        """Give queued requests to nodes, when something has happened that may have made a place."""
+        if not len(self._queue) or not self._has_news:
+            return []
         actions: list[Action] = []
-        while self._queue:
-            record = self._queue[0]
-            sends = self._place(record, now)
-            if sends is None:
-                break
-            self._queue.popleft()
-            actions += sends
+
+        def place(record: Record) -> bool:
+            found = self._pick(record, self._limits)
+            if found is not None:
+                actions.extend(self._start(record, found, now))
+            return found is not None
+
+        token_s, num_ahead = self._prefill_work()
+        self._has_news = self._queue.admit(place, self._has_place_in_time, token_s, now, num_ahead)
         return actions
 
-    def _place(self, record: Record, now: float) -> list[Action] | None:
-        """The messages that start `record` on the best nodes with room for it, or None."""
-        place = self._pick(record, self._max_prompts)
-        return None if place is None else self._start(record, place, now)
+    def _prefill_work(self) -> tuple[float, int]:
+        """Seconds that the nodes for prompts together take for a token, and the tokens that they were given."""
+        nodes = [n for n in self._staying() if n.role is not Role.DECODE and n.gauges and n.gauges.token_s > 0]
+        rate = sum(1 / node.gauges.token_s for node in nodes if node.gauges)
+        return (1 / rate if rate else 0.0), sum(node.num_prompt_tokens for node in nodes)
 
     def _start(self, record: Record, place: Place, now: float) -> list[Action]:
         """The next attempt, at this place."""
         assert self._hasher is not None, "a place before any node has joined"
+        self._placed[record.request] = record
         prefill, decode = place.prefill, place.decode
         record.attempt += 1
         record.stage, record.missed, record.placed_in_beat = Stage.PREFILL, {}, self._beat
@@ -279,8 +293,8 @@ class Dispatcher:
             return None
         return max(0.0, record.times.arrived + self._ttft_slo_s - now)
 
-    def _pick(self, record: Record, max_prompts: float) -> Place | None:
-        return pick(record, self._hashes(record), self._staying(), max_prompts, self._cooperative)
+    def _pick(self, record: Record, limits: Limits) -> Place | None:
+        return pick(record, self._hashes(record), self._staying(), limits, self._cooperative)
 
     def _hashes(self, record: Record) -> Sequence[BlockHash]:
         """Names of the request's blocks; none before any node has joined."""
@@ -293,11 +307,13 @@ class Dispatcher:
         """Forget the request and free what nodes hold for it; they may have ended it by themselves."""
         del self._records[record.request]
         if record.stage is None:
-            self._queue.remove(record)
+            self._queue.leave(record.request)
             return []
+        del self._placed[record.request]
         return self._withdraw(record)
 
     def _withdraw(self, record: Record) -> list[Action]:
+        self._has_news = True
         actions: list[Action] = []
         for name in record.nodes:
             node = self.nodes.get(name)
@@ -311,13 +327,14 @@ class Dispatcher:
     def _retry(self, record: Record, reason: str) -> list[Action]:
         """This attempt is over: the next one starts from prompt + outputs, before everything queued."""
         actions = self._withdraw(record)
+        del self._placed[record.request]
         record.failures.append(reason)
         # An attempt that was only moved to a node with room has not failed.
         if len(record.failures) >= self._max_attempts:
             del self._records[record.request]
             return [*actions, GiveUp(record.request, f"{record.stage} failed in {record.attempt} attempts: {reason}")]
         record.stage = None
-        self._queue.appendleft(record)
+        self._queue.join(record, None, is_resumed=True)
         return actions
 
     # ---- nodes -----------------------------------------------------------------------------------
@@ -327,8 +344,9 @@ class Dispatcher:
         if event.node in self.nodes:
             actions += self._on_lost(NodeLost(event.node, "another incarnation joined"), now)
         peer = Peer(event.node, event.epoch, event.address)
-        self.nodes[event.node] = Node(event.node, event.role, peer, event.capacity)
+        self.nodes[event.node] = Node(event.node, event.role, peer, event.capacity, is_fcfs=self._is_fcfs)
         self._hasher = event.hasher
+        self._nodes_changed()
         return actions + self._announce_peers()
 
     def _on_lost(self, event: NodeLost, now: float) -> Iterable[Action]:
@@ -336,13 +354,18 @@ class Dispatcher:
             return []
         for node in self.nodes.values():
             node.links = {name: link for name, link in node.links.items() if name != event.node}
+        self._nodes_changed()
         actions: list[Action] = []
-        for record in [r for r in self._records.values() if r.stage is not None]:
+        for record in list(self._placed.values()):
             # From HANDOFF on the decode node finishes from the dead peer's map, or says that it cannot.
             lost_prefill = record.prefill_node == event.node and record.stage is Stage.PREFILL
             if lost_prefill or record.decode_node == event.node:
                 actions += self._retry(record, f"lost {event.node}: {event.reason}")
         return actions + self._announce_peers()
+
+    def _nodes_changed(self) -> None:
+        self._queue.reconsider()
+        self._has_news = True
 
     def _announce_peers(self) -> list[Action]:
         peers = self._peers()
@@ -434,11 +457,15 @@ class Dispatcher:
 
     def _on_held(self, sender: NodeId, message: Held, now: float) -> Iterable[Action]:
         node = self.nodes[sender]
+        before = (node.links.keys(), node.doubted, node.is_leaving)
         node.gauges, node.doubted = message.gauges, set()
         node.links = {link.node: link for link in message.links}
         node.is_leaving = message.is_leaving
         if message.cache is not None:
             node.cache.apply(message.cache)
+        self._has_news = True
+        if before != (node.links.keys(), set(), node.is_leaving):
+            self._nodes_changed()
         held: dict[tuple[RequestId, int], list[HeldEntry]] = {}
         for entry in message.entries:
             held.setdefault((entry.request, entry.attempt), []).append(entry)
@@ -493,20 +520,21 @@ class Dispatcher:
         """The beat: tell every node what it should hold; its answer is compared."""
         self._beat += 1
         actions: list[Action] = [*self._give_up_stuck(now), *self._press_handoffs(now)]
+        entries: dict[NodeId, list[LiveEntry]] = {name: [] for name in self.nodes}
+        for record in self._placed.values():
+            assert record.stage is not None
+            is_overdue = record.is_overdue and record.stage is Stage.HANDOFF
+            entry = LiveEntry(record.request, record.attempt, record.stage, is_overdue)
+            for name in record.nodes:
+                if name in entries and (name == record.decode_node or record.stage is not Stage.DECODE):
+                    entries[name].append(entry)
         for node in self.nodes.values():
-            entries = []
-            for record in self._records.values():
-                if record.stage is None or node.node not in record.nodes:
-                    continue
-                if node.node == record.decode_node or record.stage is not Stage.DECODE:
-                    is_overdue = record.is_overdue and record.stage is Stage.HANDOFF
-                    entries.append(LiveEntry(record.request, record.attempt, record.stage, is_overdue))
-            actions.append(Send(node.node, Live(self._beat, tuple(entries), node.cache.position)))
+            actions.append(Send(node.node, Live(self._beat, tuple(entries[node.node]), node.cache.position)))
         return actions
 
     def _press_handoffs(self, now: float) -> Iterable[Action]:
         """A request that has no blocks in time goes on elsewhere; where there is no room, its node makes some."""
-        handoffs = [r for r in self._records.values() if r.stage is Stage.HANDOFF and r.plan is Plan.SPLIT]
+        handoffs = [r for r in self._placed.values() if r.stage is Stage.HANDOFF and r.plan is Plan.SPLIT]
         # A transfer that is under way would only begin anew elsewhere, however slow its link.
         late = [record for record in handoffs if record.handoff_due <= now and not record.has_blocks]
         coming = self._coming() if late else {}
@@ -524,7 +552,7 @@ class Dispatcher:
     def _coming(self) -> dict[NodeId, int]:
         """Tokens by decode node of the requests that are not known to have blocks there."""
         coming: dict[NodeId, int] = {}
-        for record in self._records.values():
+        for record in self._placed.values():
             if record.decode_node is not None and record.stage in (Stage.PREFILL, Stage.HANDOFF):
                 coming[record.decode_node] = coming.get(record.decode_node, 0) + record.num_tokens
         return coming
@@ -538,28 +566,26 @@ class Dispatcher:
         return actions + self._start(record, place, now)
 
     def _give_up_stuck(self, now: float) -> Iterable[Action]:
-        """The head of the queue waits for busy nodes as long as it takes, for absent ones only so long."""
-        head = self._queue[0] if self._queue else None
-        if head is None or self._has_place_in_time(head):
-            self._stuck_since = None
-            return []
-        self._stuck_since = now if self._stuck_since is None else self._stuck_since
-        if now - self._stuck_since < self._recovery_grace_s:
-            return []
-        _, reason = self.readiness()
-        if reason == "ready":
-            reason = f"no node holds {head.final_tokens} tokens of KV any more"
-        waited = f"after waiting {self._recovery_grace_s:g} s (recovery_grace_s)"
-        return [*self._close(head), GiveUp(head.request, f"{reason}, {waited}")]
+        """A request waits for busy nodes as long as it takes, for absent ones only so long."""
+        actions: list[Action] = []
+        for record in self._queue.stuck(now - self._recovery_grace_s):
+            _, reason = self.readiness()
+            if reason == "ready":
+                reason = f"no node holds {record.final_tokens} tokens of KV any more"
+            waited = f"after waiting {self._recovery_grace_s:g} s (recovery_grace_s)"
+            actions += [*self._close(record), GiveUp(record.request, f"{reason}, {waited}")]
+        # What a decode node has room for changes without a word of its own.
+        self._nodes_changed()
+        return actions
 
     def _has_place_in_time(self, record: Record) -> bool:
-        return self._pick(record, math.inf) is not None
+        return self._pick(record, NO_LIMITS) is not None
 
     def _prefilled(self, record: Record) -> None:
         """The prompt is computed: its place in the node's short line is free."""
         for name in record.nodes:
-            if name in self.nodes:
-                self.nodes[name].prompts.pop(record.request, None)
+            if name in self.nodes and self.nodes[name].prompts.pop(record.request, None) is not None:
+                self._has_news = True
 
     def _take(self, record: Record, run: TokenRun, now: float) -> list[Action]:
         """Put tokens of a sample into the ledger, each index once, and pass on what is new."""
@@ -589,6 +615,7 @@ class Dispatcher:
     def check(self) -> None:
         """Raise AssertionError unless queue, records and nodes agree."""
         queued = {record.request for record in self._queue}
+        assert self._placed.keys() == self._records.keys() - queued, "a request neither waits nor is placed"
         for request, record in self._records.items():
             assert (record.stage is None) == (request in queued), f"{record.label} is {record.stage} and queued"
         for node in self.nodes.values():

@@ -26,6 +26,23 @@ SPARED = 2
 UNMEASURED_BYTES_PER_S = 1e9
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a node is given at a time. What waits in the queue can still be ordered, moved and taken back.
+
+    max_prompts  prompts that it has not answered yet
+    max_work_s   predicted seconds of those among them that it would compute before the next one. A second is many
+                 times what the next one takes to arrive, and little of what a client waits
+    """
+
+    max_prompts: float = 8
+    max_work_s: float = 1.0
+
+
+LIMITS = Limits()
+NO_LIMITS = Limits(math.inf, math.inf)
+
+
 @dataclass(slots=True)
 class Node:
     """What is known of one node; `prompts` and `streams` are the requests it was given, with their tokens.
@@ -33,6 +50,7 @@ class Node:
     The tokens of a stream are those it may grow to.
     is_leaving: it takes no new work.
     cache: blocks that it says it finds by hash.
+    is_fcfs: it computes prompts in the order in which they come; else a long one lets shorter ones go first.
     links: prefill nodes that a decode node says it is linked to. doubted: those it has failed with since then.
     """
 
@@ -47,6 +65,7 @@ class Node:
     is_leaving: bool = False
     prompts: dict[RequestId, int] = field(default_factory=dict)
     streams: dict[RequestId, int] = field(default_factory=dict)
+    is_fcfs: bool = True
 
     def fits(self, num_tokens: int) -> bool:
         return num_tokens <= self.capacity.num_tokens
@@ -73,6 +92,14 @@ class Node:
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompts it was given and has not answered."""
         return sum(self.prompts.values())
+
+    def takes(self, num_tokens: int, limits: Limits) -> bool:
+        """Whether it is given a prompt with so many tokens to compute now. An idle one is, however long it takes."""
+        if not self.prompts:
+            return True
+        before = sum(given for given in self.prompts.values() if self.is_fcfs or given <= num_tokens)
+        work_s = before * self.gauges.token_s if self.gauges else 0.0
+        return len(self.prompts) < limits.max_prompts and work_s < limits.max_work_s
 
     @property
     def room(self) -> int:
@@ -168,12 +195,12 @@ class Savings:
 
 
 def pick(
-    record: Record, hashes: Sequence[BlockHash], nodes: Collection[Node], max_prompts: float, cooperative: bool
+    record: Record, hashes: Sequence[BlockHash], nodes: Collection[Node], limits: Limits, cooperative: bool
 ) -> Place | None:
     """Where the request has its first token soonest, or None when no node has a place for it.
 
     hashes       names of the request's blocks
-    max_prompts  a node that has this many prompts is given no more
+    limits       a node that has as much is given no more prompts
     cooperative  whether decode nodes compute prompts when that is sooner than to wait in a prefill node's line
     """
     savings = Savings(record, hashes, nodes)
@@ -186,7 +213,7 @@ def pick(
         soonest = (node.starts_no_prompt, savings.first_token_s(node))
         return *soonest, lends, node.num_prompt_tokens, -savings.transfer_s(place), num_streams, node.node
 
-    return min(_places(record, nodes, max_prompts, cooperative, savings), key=cost, default=None)
+    return min(_places(record, nodes, limits, cooperative, savings), key=cost, default=None)
 
 
 def pick_other(
@@ -207,16 +234,16 @@ def pick_other(
         return node.node not in (record.decode_node, *record.left) and node.num_spare_tokens >= needed
 
     decoders = [node for node in nodes if node.role is not Role.PREFILL and has_room(node)]
-    return pick(record, hashes, [*(source or prefills), *decoders], math.inf, cooperative=False)
+    return pick(record, hashes, [*(source or prefills), *decoders], NO_LIMITS, cooperative=False)
 
 
 def _places(
-    record: Record, nodes: Collection[Node], max_prompts: float, cooperative: bool, savings: Savings
+    record: Record, nodes: Collection[Node], limits: Limits, cooperative: bool, savings: Savings
 ) -> Iterator[Place]:
     """Every place. Where no prefill node could ever hold the prompt, as it may be once outputs have made it
     longer, decode nodes compute it."""
     fitting = [node for node in nodes if node.fits(record.num_tokens)]
-    open_ = [node for node in fitting if len(node.prompts) < max_prompts]
+    open_ = [node for node in fitting if node.takes(savings.num_lacking(node), limits)]
     prefills = [node for node in open_ if node.role is Role.PREFILL]
     if record.ends_with_prefill and prefills:
         yield from (Place(prefill, None) for prefill in prefills)
@@ -232,5 +259,5 @@ def _places(
         lends = no_prefill_node
         if cooperative and decode.room >= record.total_tokens:
             lends = lends or least is None or SPARED * savings.num_lacking(decode) <= least
-        if len(decode.prompts) < max_prompts and (decode.role is Role.BOTH or lends):
+        if decode.takes(savings.num_lacking(decode), limits) and (decode.role is Role.BOTH or lends):
             yield Place(None, decode)

@@ -22,6 +22,7 @@ from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.logprobs import Logprobs
 from pdserve.core.sampling import SamplingParams
+from pdserve.core.turns import Policy
 from pdserve.router.dispatcher import (
     Action,
     ClientGone,
@@ -37,6 +38,7 @@ from pdserve.router.dispatcher import (
 from pdserve.router.generation import GenerationError, GenerationRequest, Progress
 from pdserve.router.metrics import RouterMetrics
 from pdserve.router.overview import overview
+from pdserve.router.placement import Limits
 from pdserve.router.record import Record, SampleRecord, Times
 
 log = logging.getLogger(__name__)
@@ -124,6 +126,8 @@ class RouterService:
             ttft_slo_s=slo.ttft_s,
             cooperative=admission.cooperative_prefill == "on",
             handoff_deadline_s=admission.handoff_deadline_s,
+            limits=Limits(max_work_s=admission.max_prompt_work_s),
+            policy=Policy(admission.prefill_policy),
         )
         self._streams: dict[RequestId, TokenStream] = {}
         self._liveness = Liveness(control.heartbeat_s, control.node_lost_s)

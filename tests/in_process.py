@@ -218,6 +218,7 @@ class InProcessCluster:
         cooperative: bool = False,
         is_remote: bool = False,
         bytes_per_s: float = 0.0,
+        ttft_slo_s: float | None = None,
         tpot_slo_s: float | None = None,
         handoff_deadline_s: float = 2.0,
     ):
@@ -226,7 +227,13 @@ class InProcessCluster:
         self.timing = timing or Timing()
         self.hasher = BlockHasher(b"f" * 32, spec.block_size)
         self.spec = spec
-        self.dispatcher = Dispatcher(max_attempts, cooperative=cooperative, handoff_deadline_s=handoff_deadline_s)
+        self.dispatcher = Dispatcher(
+            max_attempts,
+            ttft_slo_s=ttft_slo_s,
+            cooperative=cooperative,
+            handoff_deadline_s=handoff_deadline_s,
+            policy=policy,
+        )
         self.nodes: dict[NodeId, SimNode] = {}
         self.outcomes: dict[RequestId, Outcome] = {}
         self.records: dict[RequestId, Record] = {}

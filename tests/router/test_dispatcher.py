@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from pdserve.cluster.events import Received, Tick
 from pdserve.cluster.messages import (
     Cancel,
@@ -30,7 +32,10 @@ from pdserve.core.block_hash import BlockHasher, unpack_token_ids
 from pdserve.core.cache_delta import BEGINNING, CacheDelta, CachePosition
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.sampling import SamplingParams
+from pdserve.core.turns import Policy
+from pdserve.router import dispatcher as dispatcher_module
 from pdserve.router.dispatcher import ClientGone, Deliver, Dispatcher, GiveUp, NodeJoined, NodeLost, Submit
+from pdserve.router.placement import Limits
 from pdserve.router.record import Plan, Record, Times
 
 HASHER = BlockHasher(b"f" * 32, 4)
@@ -44,7 +49,7 @@ def join(dispatcher: Dispatcher, name: str, role: Role, num_blocks: int = 100, e
     return dispatcher.handle(event, 0.0)
 
 
-def make_dispatcher(*prefills: str, decodes: tuple[str, ...] = ("D0",), **options: float) -> Dispatcher:
+def make_dispatcher(*prefills: str, decodes: tuple[str, ...] = ("D0",), **options: object) -> Dispatcher:
     dispatcher = Dispatcher(**{"cooperative": False, **options})  # type: ignore[arg-type]
     for name in prefills:
         join(dispatcher, name, Role.PREFILL)
@@ -66,8 +71,11 @@ def beat(
     return dispatcher.handle(Received(NodeId(name), held), 0.0)
 
 
-def submit(dispatcher: Dispatcher, num_tokens: int = 10, max_tokens: int = 8) -> tuple[RequestId, list]:
-    record = Record(new_request_id(), "r", list(range(num_tokens)), SamplingParams(max_tokens=max_tokens), Times(0.0))
+def submit(
+    dispatcher: Dispatcher, num_tokens: int = 10, max_tokens: int = 8, priority: int = 0
+) -> tuple[RequestId, list]:
+    params = SamplingParams(max_tokens=max_tokens)
+    record = Record(new_request_id(), "r", list(range(num_tokens)), params, Times(0.0), priority)
     return record.request, dispatcher.handle(Submit(record), 0.0)
 
 
@@ -107,6 +115,85 @@ def test_a_prefill_node_is_given_eight_prompts_and_the_rest_waits_in_order():
     assert dispatcher.num_queued == 2
     actions = dispatcher.handle(first_token(requests[0]), 1.0)
     assert [message.request for _, message in sent(actions, Prefill)] == [requests[8]]
+
+
+def busy(token_s: float = 0.001) -> Gauges:
+    return replace(GAUGES, token_s=token_s)
+
+
+def given(actions: list) -> list[RequestId]:
+    return [message.request for _, message in sent(actions, Prefill)]
+
+
+def test_a_node_is_given_prompts_until_they_are_a_second_of_work():
+    dispatcher = make_dispatcher("P0")
+    beat(dispatcher, "P0", busy())
+    requests = [submit(dispatcher, num_tokens=380)[0] for _ in range(5)]
+    assert dispatcher.num_queued == 2
+    assert given(dispatcher.handle(first_token(requests[0]), 1.0)) == [requests[3]]
+
+
+def test_an_idle_node_is_given_a_prompt_however_long_it_takes():
+    dispatcher = make_dispatcher("P0", policy=Policy.FCFS)
+    beat(dispatcher, "P0", busy(token_s=1.0))
+    request, actions = submit(dispatcher, num_tokens=300)
+    assert given(actions) == [request]
+    assert given(submit(dispatcher)[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "goes"),
+    [({}, True), ({"policy": Policy.FCFS}, False), ({"policy": Policy.FCFS, "ttft_slo_s": 2.0}, True)],
+)
+def test_a_node_that_computes_short_prompts_first_is_given_them_beside_a_long_one(options: dict, goes: bool):
+    dispatcher = make_dispatcher("P0", **options)
+    beat(dispatcher, "P0", busy(token_s=0.02))
+    submit(dispatcher, num_tokens=300)
+    short, actions = submit(dispatcher, num_tokens=20)
+    assert given(actions) == ([short] if goes else [])
+    assert given(submit(dispatcher, num_tokens=301)[1]) == []
+
+
+def test_a_request_of_higher_priority_is_given_to_a_node_before_those_that_wait():
+    dispatcher = make_dispatcher("P0", limits=Limits(max_prompts=1))
+    first, _ = submit(dispatcher)
+    waits, _ = submit(dispatcher)
+    urgent, _ = submit(dispatcher, num_tokens=90, priority=3)
+    dispatcher.handle(first_token(first), 1.0)
+    assert dispatcher.find(urgent).stage is Stage.PREFILL
+    assert dispatcher.find(waits).stage is None
+
+
+def test_the_promise_orders_the_queue_as_well():
+    """The first in line would make one of the two behind it late."""
+    dispatcher = make_dispatcher("P0", limits=Limits(max_prompts=1), ttft_slo_s=1.0)
+    beat(dispatcher, "P0", busy(token_s=0.002))
+    running, _ = submit(dispatcher, num_tokens=1)
+    long, short, shorter = [submit(dispatcher, num_tokens=n)[0] for n in (300, 155, 150)]
+    order = []
+    for request in (running, short, shorter):
+        order += given(dispatcher.handle(first_token(request), 0.2))
+    assert order == [short, shorter, long]
+
+
+def test_a_request_that_failed_goes_on_before_all_that_wait():
+    dispatcher = make_dispatcher("P0", limits=Limits(max_prompts=1))
+    failed, _ = submit(dispatcher, num_tokens=90)
+    submit(dispatcher)
+    assert given(dispatcher.handle(Received(NodeId("P0"), Failed(failed, 1, Stage.PREFILL, "broken")), 1.0)) == [failed]
+
+
+def test_tokens_of_streams_make_nobody_look_for_places(monkeypatch: pytest.MonkeyPatch):
+    dispatcher = make_dispatcher("P0")
+    requests = [submit(dispatcher)[0] for _ in range(9)]
+    dispatcher.handle(first_token(requests[0]), 1.0)
+    submit(dispatcher)
+    looked = []
+    monkeypatch.setattr(dispatcher_module, "pick", lambda *args: looked.append(args))
+    dispatcher.handle(tokens(requests[0], 1, 6), 1.1)
+    assert looked == []
+    dispatcher.handle(tokens(requests[0], 2, 6, finish=Finish.STOP), 1.2)
+    assert looked != []
 
 
 def test_every_index_is_delivered_once_whoever_sends_it():
