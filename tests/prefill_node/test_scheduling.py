@@ -12,7 +12,7 @@ from pdserve.core.ids import NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
 from pdserve.core.turns import MAX_YIELD_S, Policy
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.step import RunStep, StepDone, StepPlan, StepResult
+from pdserve.engine.step import Draw, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
 from pdserve.prefill_node.scheduler import PrefillScheduler
 
@@ -53,8 +53,8 @@ class Node:
         self.now += 1.0
         ran = {self._keys[row.key]: len(row.token_ids) for row in plan.rows}
         self.steps.append(ran)
-        tokens = {row.key: 7 for row in plan.rows if row.sample}
-        self._feed(StepDone(StepResult(plan.step, tokens, {seal.block_id: 1 for seal in plan.seals})))
+        draws = {row.key: (Draw(7),) for row in plan.rows if row.samples}
+        self._feed(StepDone(StepResult(plan.step, draws, {seal.block_id: 1 for seal in plan.seals})))
         return ran
 
     def _feed(self, event: Received | StepDone) -> None:
