@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from pdserve.cluster.events import Received
-from pdserve.cluster.messages import Cancel, FirstToken, Prefill, Send
+from pdserve.cluster.messages import Cancel, FirstToken, Prefill, Sample, Send
 from pdserve.core.admission import MAX_PASSES
 from pdserve.core.block_hash import pack_token_ids
 from pdserve.core.ids import NodeId, RequestId
@@ -39,7 +39,7 @@ class Node:
     def add(self, request: int, num_tokens: int, **options: float) -> None:
         hashes = tuple(request.to_bytes(8, "little") + i.to_bytes(8, "little") for i in range(-(-num_tokens // BLOCK)))
         prompt, params = pack_token_ids([request] * num_tokens), SamplingParams(max_tokens=1)
-        message = Prefill(request.to_bytes(16, "little"), 1, prompt, (b"",), hashes, params, **options)  # type: ignore[arg-type]
+        message = Prefill(request.to_bytes(16, "little"), 1, prompt, (Sample(0, b""),), hashes, params, **options)  # type: ignore[arg-type]
         self._keys[next(self._count)] = request
         self._feed(Received(ROUTER, message))
 
