@@ -1,9 +1,18 @@
 """BlockPool against a naive model, and each promise by itself."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from pdserve.core.errors import OutOfBlocksError
 from pdserve.core.ids import BlockHash
@@ -132,54 +141,149 @@ def test_dropping_or_unpinning_once_too_often_is_an_error():
         pool.pin(blocks)
 
 
-class PoolAgainstModel(RuleBasedStateMachine):
-    """Random operations; the model keeps only sets, and every count is derived from them anew."""
+NAMES = 8
+PROMPTS = st.lists(st.integers(0, NAMES - 1), unique=True, min_size=1, max_size=4)
 
-    @initialize(num_blocks=st.integers(1, 8))
+
+class PoolAgainstModel(RuleBasedStateMachine):
+    """Every public operation at random. The model counts everything anew from tables, leases and three small dicts.
+
+    A table is what a sequence holds; a lease names blocks, each once. Whatever raises must have changed nothing.
+    """
+
+    num_operations = 0
+
+    @initialize(num_blocks=st.integers(4, 7))
     def start(self, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.generations = [2**64 - 2] * num_blocks
+        self.pool = BlockPool(num_blocks, self.generations)
         self.num_blocks = num_blocks
         self.tables: list[list[int]] = []
         self.leases: list[list[int]] = []
-        self.named: dict[int, BlockHash] = {}
+        self.named: dict[int, int] = {}
+        self.checksums: dict[int, int | None] = dict.fromkeys(range(num_blocks))
+        self.num_taken = [0] * num_blocks
+        # When a block was last put down: (operation, place among those put down together).
+        self.put_down: dict[int, tuple[int, int]] = {}
+        self.num_put_down = 0
         self.reserved = 0
 
-    def used(self) -> set[int]:
-        return {b for table in self.tables + self.leases for b in table}
+    # ---- what the model says ---------------------------------------------------------------------
 
-    @rule(n=st.integers(0, 9))
-    def reserve(self, n: int) -> None:
-        expected = n <= self.num_blocks - len(self.used()) - self.reserved
-        assert self.pool.can_reserve(n) == expected
-        if expected:
-            self.pool.reserve(n)
-            self.reserved += n
+    @property
+    def held(self) -> set[int]:
+        return {block for table in self.tables for block in table}
 
-    @precondition(lambda self: self.reserved)
-    @rule(number=st.integers(0, 5), commit=st.booleans())
-    def take(self, number: int, commit: bool) -> None:
-        block_id = self.pool.take()
-        assert block_id not in self.used()
+    @property
+    def leased(self) -> set[int]:
+        return {block for lease in self.leases for block in lease}
+
+    @property
+    def idle(self) -> set[int]:
+        return set(range(self.num_blocks)) - self.held - self.leased
+
+    @property
+    def room(self) -> int:
+        return len(self.idle) - self.reserved
+
+    def block_of(self, number: int) -> int | None:
+        return next((block for block, named in self.named.items() if named == number), None)
+
+    def found(self, numbers: list[int]) -> list[int]:
+        """Blocks of the longest prefix that is named."""
+        blocks = [self.block_of(number) for number in numbers]
+        return blocks[: blocks.index(None)] if None in blocks else blocks
+
+    # ---- operations and what they mean for the model ---------------------------------------------
+
+    def reserved_more(self, n: int) -> None:
+        self.pool.reserve(n)
+        self.reserved += n
+
+    def taken(self) -> int:
+        """A free block where there is one, else the one put down first, the end of a prefix before its head."""
+        idle = self.idle
+        block = self.pool.take()
+        if free := idle - set(self.named):
+            assert block in free
+        else:
+            assert block == min(idle, key=lambda b: self.put_down[b])
         self.reserved -= 1
-        self.named.pop(block_id, None)
-        self.tables.append([block_id])
-        if commit and name(number) not in self.named.values():
-            assert self.pool.commit(block_id, name(number), number)
-            self.named[block_id] = name(number)
+        self.named.pop(block, None)
+        self.checksums[block] = None
+        self.num_taken[block] += 1
+        return block
 
-    @precondition(lambda self: self.reserved)
-    @rule()
-    def unreserve(self) -> None:
-        self.pool.unreserve(1)
-        self.reserved -= 1
+    def committed(self, block: int, number: int, checksum: int | None) -> None:
+        is_first = self.block_of(number) in (None, block)
+        assert self.pool.commit(block, name(number), checksum) == is_first
+        self.checksums[block] = checksum
+        if is_first:
+            self.named[block] = number
 
-    @rule(number=st.integers(0, 5))
-    def hold(self, number: int) -> None:
-        hits = self.pool.match([name(number)])
-        assert hits == [b for b, n in self.named.items() if n == name(number)]
-        if hits and self.pool.can_reserve(0, hits):
-            self.pool.hold(hits[0])
-            self.tables.append(hits)
+    def dropped(self, blocks: list[int]) -> None:
+        """Called when no table names them any more."""
+        self.pool.drop(blocks)
+        self.noted_put_down(blocks)
+
+    def unpinned(self, lease: list[int]) -> None:
+        self.pool.unpin(lease)
+        self.noted_put_down(lease)
+
+    def noted_put_down(self, blocks: list[int]) -> None:
+        """The end of a prefix is put down before its beginning."""
+        self.num_put_down += 1
+        for place, block in enumerate(reversed(blocks)):
+            if block in self.idle:
+                self.put_down[block] = (self.num_put_down, place)
+
+    # ---- prompts ---------------------------------------------------------------------------------
+
+    @rule(numbers=PROMPTS)
+    def claim(self, numbers: list[int]) -> None:
+        """What is found of a prompt is held, the rest taken and not computed yet, if there is room."""
+        if self.fits(numbers):
+            self.claimed(numbers)
+
+    @rule(numbers=PROMPTS)
+    def compute(self, numbers: list[int]) -> None:
+        """What is found of a prompt is held, the rest computed; others end first where they must."""
+        while not self.fits(numbers):
+            if self.tables:
+                self.dropped(self.tables.pop(0))
+            elif self.leases:
+                self.unpinned(self.leases.pop(0))
+            else:
+                self.pool.unreserve(self.reserved)
+                self.reserved = 0
+        for block, number in zip(self.claimed(numbers), numbers, strict=True):
+            if block not in self.named:
+                self.committed(block, number, number)
+
+    def fits(self, numbers: list[int]) -> bool:
+        hits = self.found(numbers)
+        return self.pool.can_reserve(len(numbers) - len(hits), hits)
+
+    def claimed(self, numbers: list[int]) -> list[int]:
+        hits = self.pool.match([name(number) for number in numbers])
+        assert hits == self.found(numbers)
+        for block in hits:
+            self.pool.hold(block)
+        table = list(hits)
+        self.tables.append(table)
+        self.reserved_more(len(numbers) - len(hits))
+        for _ in numbers[len(hits) :]:
+            table.append(self.taken())
+        return table
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        """A second sample of a prompt holds the same blocks."""
+        table = data.draw(st.sampled_from(self.tables))
+        for block in table:
+            self.pool.hold(block)
+        self.tables.append(list(table))
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), lease=st.booleans())
@@ -188,24 +292,129 @@ class PoolAgainstModel(RuleBasedStateMachine):
         if lease:
             self.pool.pin(table)
             self.leases.append(table)
-        self.pool.drop(table)
+        self.dropped(table)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), n=st.integers(1, 4))
+    def drop_the_end(self, data: st.DataObject, n: int) -> None:
+        """As when a shared last block is exchanged for a copy."""
+        index = data.draw(st.integers(0, len(self.tables) - 1))
+        kept, end = self.tables[index][:-n], self.tables[index][-n:]
+        self.tables[index : index + 1] = [kept] if kept else []
+        self.dropped(end)
+
+    # ---- one operation each ----------------------------------------------------------------------
+
+    @rule(n=st.integers(0, 7), numbers=PROMPTS, keep=st.integers(0, 3))
+    def can_reserve(self, n: int, numbers: list[int], keep: int) -> None:
+        hits = [block for number in numbers if (block := self.block_of(number)) is not None]
+        fits = n + keep + len(self.idle & set(hits)) <= self.room
+        assert self.pool.can_reserve(n, hits, keep) == fits
+
+    @rule(n=st.integers(0, 2))
+    def reserve(self, n: int) -> None:
+        if n <= self.room:
+            self.reserved_more(n)
+
+    @rule(n=st.integers(0, 2))
+    def unreserve(self, n: int) -> None:
+        if n <= self.reserved:
+            self.pool.unreserve(n)
+            self.reserved -= n
+
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        if self.reserved == 0 and self.room:
+            self.reserved_more(1)
+        if self.reserved and self.tables:
+            data.draw(st.sampled_from(self.tables)).append(self.taken())
+        elif self.reserved:
+            self.tables.append([self.taken()])
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def hold_leased(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.leases))
+        for block in lease:
+            self.pool.hold(block)
+        self.tables.append(list(lease))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        lease = list(data.draw(st.sampled_from(self.tables)))
+        self.pool.pin(lease)
+        self.leases.append(lease)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
-        self.pool.unpin(self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1))))
+        self.unpinned(self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1))))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), number=st.integers(0, NAMES - 1), checksum=st.none() | st.integers(0, 2**64 - 1))
+    def commit(self, data: st.DataObject, number: int, checksum: int | None) -> None:
+        """Also what has that name already; a block has one content, so never under a second one."""
+        block = data.draw(st.sampled_from(sorted(self.held)))
+        self.committed(block, self.named.get(block, number), checksum)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), checksum=st.integers(0, 2**64 - 1))
+    def note_checksum(self, data: st.DataObject, checksum: int) -> None:
+        block = data.draw(st.sampled_from(sorted(self.held)))
+        self.pool.note_checksum(block, checksum)
+        self.checksums[block] = checksum
+
+    @rule(number=st.integers(0, 4 * NAMES))
+    def forget(self, number: int) -> None:
+        self.pool.forget(name(number))
+        block = self.block_of(number)
+        if block is not None:
+            del self.named[block]
+
+    @rule(data=st.data())
+    def refuse(self, data: st.DataObject) -> None:
+        """What a caller must not do."""
+        pool, block = self.pool, data.draw(st.integers(0, self.num_blocks - 1))
+        wrong: list[Callable[[], object]] = [
+            lambda: pool.reserve(self.room + 1),
+            lambda: pool.unreserve(self.reserved + 1),
+        ]
+        if self.reserved == 0:
+            wrong.append(pool.take)
+        if block not in self.held:
+            wrong += [lambda: pool.drop([block]), lambda: pool.pin([block])]
+        if block not in self.leased:
+            wrong.append(lambda: pool.unpin([block]))
+        for operation in wrong:
+            with pytest.raises(OutOfBlocksError):
+                operation()
+
+    # ---- after each of them ----------------------------------------------------------------------
 
     @invariant()
     def agrees(self) -> None:
-        self.pool.check(self.tables)
-        held = {b for table in self.tables for b in table}
-        leased = {b for table in self.leases for b in table} - held
-        idle = set(range(self.num_blocks)) - held - leased
-        named = {b for b in idle if b in self.named}
-        expected = (len(idle) - len(named), len(named), len(held), len(leased), self.reserved)
+        PoolAgainstModel.num_operations += 1
         pool = self.pool
-        assert (pool.num_free, pool.num_cached, pool.num_held, pool.num_leased, pool.num_reserved) == expected
+        pool.check(self.tables)
+        idle, leased = self.idle, self.leased - self.held
+        cached = {block for block in idle if block in self.named}
+        expected = (len(idle) - len(cached), len(cached), len(self.held), len(leased), self.reserved, self.room)
+        counts = (pool.num_free, pool.num_cached, pool.num_held, pool.num_leased, pool.num_reserved, pool.room)
+        assert counts == expected
+        assert [pool.find(name(number)) for number in range(NAMES)] == [self.block_of(n) for n in range(NAMES)]
+        assert {block: pool.checksum(block) for block in range(self.num_blocks)} == self.checksums
+        # A generation is what peers see: one more for each time the block is taken, around 2**64.
+        assert self.generations == [(2**64 - 2 + taken) % 2**64 for taken in self.num_taken]
 
 
 TestPoolAgainstModel = PoolAgainstModel.TestCase
 TestPoolAgainstModel.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_operations_agree_with_the_model():
+    before = PoolAgainstModel.num_operations
+    more = settings(max_examples=1_400, stateful_step_count=100, deadline=None)
+    run_state_machine_as_test(PoolAgainstModel, settings=more)
+    assert PoolAgainstModel.num_operations - before >= 100_000
