@@ -21,6 +21,7 @@ from pdserve.cluster.membership import LATE_S
 from pdserve.cluster.memory import MemoryHub
 from pdserve.cluster.messages import Capacity, Link, Message, Peers, Role, Send
 from pdserve.core.block_hash import BlockHasher
+from pdserve.core.cache_delta import BEGINNING
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.kv_spec import KVSpec
 from pdserve.core.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
@@ -356,6 +357,15 @@ class InProcessCluster:
                 used = (gauges.num_held, gauges.num_leased, gauges.num_reserved, gauges.num_leases)
                 assert used == (0, 0, 0, 0), f"{name} still has held, leased, reserved, leases = {used}"
         assert self.dispatcher.num_records == 0
+
+    def assert_views_agree(self) -> None:
+        """The router believes of each node's prefix index what is in it."""
+        for name, node in self.nodes.items():
+            if node.alive and node.is_known:
+                log, view = node.machine.pool.log, self.dispatcher.nodes[name].cache
+                present = log.delta(BEGINNING, log.number + 1).added
+                assert len(view) == len(present), f"{name} finds {len(present)} blocks, the router knows of {len(view)}"
+                assert all(block_hash in view for block_hash in present), f"the router takes {name}'s blocks for others"
 
     # ---- the world -------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """A cluster to which anything may happen, in any order: hypothesis looks for the order that breaks a promise.
 
 Whatever happens, every stream that is read to its end is the model's, no invariant of any machine ever fails, and
-once nothing more happens all is over, and nothing held, within what repeats a message and a lease.
+once nothing more happens all is over, and nothing held, within what repeats a message and a lease; and the router
+knows what every node has cached.
 """
 
 from collections.abc import Callable
@@ -136,6 +137,9 @@ class ClusterMachine(RuleBasedStateMachine):
             else:
                 assert outcome.given_up == "cancelled", outcome
         cluster.assert_drained()
+        # Whoever is still silent or held up goes on, and then the next beats that arrive tell all.
+        self._run_until_time(cluster.now + MAX_SILENCE_S + MAX_HELD_UP_S + BEAT_S * (2 + self.num_scripts))
+        cluster.assert_views_agree()
 
 
 def with_settings(max_examples: int, num_steps: int) -> Callable[[], type]:
