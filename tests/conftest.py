@@ -3,7 +3,7 @@
 Cheap, because it runs around every test: it reads a few entries of /proc and looks closer only when
 something is new. ZeroMQ sockets and event loops show up as [eventfd] and [eventpoll] descriptors,
 pools as memfd. Longer-lived fixtures exist before the check starts, so what they hold is no leak.
-Hypothesis has one profile for all tests.
+Hypothesis has one profile for all tests. `tiny_model` and `oracle` are what tests of whole streams share.
 """
 
 import asyncio
@@ -13,16 +13,37 @@ import inspect
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.checkpoints import make_llama_checkpoint
+
+if TYPE_CHECKING:
+    from tests.tiny import GreedyOracle
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+
 ROUNDS = 20
 ROUND_S = 0.05
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def oracle(tiny_model: Path) -> "GreedyOracle":
+    """What transformers says on the tiny model."""
+    from tests.tiny import GreedyOracle
+
+    return GreedyOracle(tiny_model)
 
 
 @pytest.fixture(autouse=True)

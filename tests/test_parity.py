@@ -4,87 +4,28 @@ The full matrix of chunk sizes, lengths around block edges, split and colocated,
 same under preemption, cancelled neighbours, a dead node, and with seeded draws instead of greedy ones.
 """
 
-import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from pdserve.core.ids import NodeId
 from pdserve.decode_node.scheduler import DecodeScheduler
-from pdserve.engine.engine import Engine
-from pdserve.engine.kv_pool import KVPool
-from tests.checkpoints import VOCAB_SIZE, make_llama_checkpoint
-from tests.in_process import InProcessCluster
+from tests.tiny import NUM_OUTPUTS, GreedyOracle, make_cluster, make_prompt
 
-BLOCK_SIZE = 16
 SPLITS = pytest.mark.parametrize(
     ("num_prefill", "is_remote"), [(1, False), (1, True), (0, False)], ids=["shm", "zmq", "both"]
 )
 TRANSPORTS = pytest.mark.parametrize("is_remote", [False, True], ids=["shm", "zmq"])
-NUM_OUTPUTS = 20
 NO_CHUNKS = 4096
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    make_llama_checkpoint(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def oracle(model_dir: Path):
-    """Greedy continuation by transformers, remembered by prompt."""
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-    known: dict[tuple[float, ...], list[int]] = {}
-
-    def continuation(prompt: list[int], num_tokens: int = NUM_OUTPUTS, repetition_penalty: float = 1.0) -> list[int]:
-        key = (repetition_penalty, *prompt)
-        if len(known.get(key, [])) < num_tokens:
-            ids = torch.tensor([prompt])
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=num_tokens,
-                min_new_tokens=num_tokens,
-                do_sample=False,
-                pad_token_id=0,
-                repetition_penalty=repetition_penalty,
-            )
-            known[key] = out[0, len(prompt) :].tolist()
-        return known[key][:num_tokens]
-
-    return continuation
-
-
-def make_prompt(num_tokens: int, seed: int = 1) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(4, VOCAB_SIZE) for _ in range(num_tokens)]
-
-
-def make_cluster(model_dir: Path, num_prefill: int = 1, **options: object) -> InProcessCluster:
-    spec = Engine.load(model_dir, dtype="float32").kv_spec(BLOCK_SIZE)
-
-    def make_engine(pool: KVPool) -> Engine:
-        engine = Engine.load(model_dir, dtype="float32")
-        engine.attach(pool)
-        # What nobody wrote must not matter.
-        pool.data.fill_(float("nan"))
-        return engine
-
-    return InProcessCluster(num_prefill, spec=spec, make_engine=make_engine, **options)  # type: ignore[arg-type]
 
 
 @SPLITS
 @pytest.mark.parametrize("chunk", [16, 64, 256, NO_CHUNKS])
 def test_every_length_cold_and_warm_equals_transformers(
-    model_dir: Path, oracle, num_prefill: int, is_remote: bool, chunk: int
+    tiny_model: Path, oracle: GreedyOracle, num_prefill: int, is_remote: bool, chunk: int
 ):
     edges = [n for blocks in (1, 2, 4, 9) for n in (blocks * 16 - 1, blocks * 16, blocks * 16 + 1)]
-    cluster = make_cluster(model_dir, num_prefill, num_blocks=256, max_step_tokens=chunk, is_remote=is_remote)
+    cluster = make_cluster(tiny_model, num_prefill, num_blocks=256, max_step_tokens=chunk, is_remote=is_remote)
     for num_tokens in [1, *edges]:
         prompt = make_prompt(num_tokens, seed=num_tokens)
         cold = cluster.submit(prompt, NUM_OUTPUTS)
@@ -97,10 +38,10 @@ def test_every_length_cold_and_warm_equals_transformers(
 
 @SPLITS
 def test_penalised_streams_equal_transformers_from_the_first_token_on_whatever_yields_and_dies(
-    model_dir: Path, oracle, num_prefill: int, is_remote: bool
+    tiny_model: Path, oracle: GreedyOracle, num_prefill: int, is_remote: bool
 ):
     """What penalties depend on is rebuilt from the tokens: on the decode node, after preemption, in another attempt."""
-    cluster = make_cluster(model_dir, num_prefill, num_blocks=14, max_step_tokens=32, is_remote=is_remote)
+    cluster = make_cluster(tiny_model, num_prefill, num_blocks=14, max_step_tokens=32, is_remote=is_remote)
     prompts = [make_prompt(40 + seed, seed) for seed in range(5)]
     requests = [cluster.submit(prompt, NUM_OUTPUTS, repetition_penalty=1.5) for prompt in prompts]
     cluster.run(until=lambda: len(cluster.outcomes[requests[0]].tokens) > 5)
@@ -112,8 +53,10 @@ def test_penalised_streams_equal_transformers_from_the_first_token_on_whatever_y
 
 
 @SPLITS
-def test_a_second_turn_on_a_warm_prefix_equals_transformers(model_dir: Path, oracle, num_prefill: int, is_remote: bool):
-    cluster = make_cluster(model_dir, num_prefill, num_blocks=128, max_step_tokens=32, is_remote=is_remote)
+def test_a_second_turn_on_a_warm_prefix_equals_transformers(
+    tiny_model: Path, oracle: GreedyOracle, num_prefill: int, is_remote: bool
+):
+    cluster = make_cluster(tiny_model, num_prefill, num_blocks=128, max_step_tokens=32, is_remote=is_remote)
     prompt = make_prompt(45)
     turn = cluster.submit(prompt, NUM_OUTPUTS)
     cluster.run()
@@ -125,9 +68,9 @@ def test_a_second_turn_on_a_warm_prefix_equals_transformers(model_dir: Path, ora
 
 @SPLITS
 def test_many_streams_at_once_with_preemption_equal_transformers(
-    model_dir: Path, oracle, num_prefill: int, is_remote: bool
+    tiny_model: Path, oracle: GreedyOracle, num_prefill: int, is_remote: bool
 ):
-    cluster = make_cluster(model_dir, num_prefill, num_blocks=12, max_step_tokens=24, is_remote=is_remote)
+    cluster = make_cluster(tiny_model, num_prefill, num_blocks=12, max_step_tokens=24, is_remote=is_remote)
     prompts = [make_prompt(n, seed=n) for n in (5, 16, 33, 47, 64, 31, 17, 80)]
     requests = [cluster.submit(prompt, 3 * NUM_OUTPUTS) for prompt in prompts]
     cluster.run()
@@ -140,8 +83,10 @@ def test_many_streams_at_once_with_preemption_equal_transformers(
 
 @TRANSPORTS
 @pytest.mark.parametrize("victim", ["P0", "D0"])
-def test_a_node_dies_and_the_streams_still_equal_transformers(model_dir: Path, oracle, victim: str, is_remote: bool):
-    cluster = make_cluster(model_dir, 2, num_decode=2, num_blocks=64, max_step_tokens=16, is_remote=is_remote)
+def test_a_node_dies_and_the_streams_still_equal_transformers(
+    tiny_model: Path, oracle: GreedyOracle, victim: str, is_remote: bool
+):
+    cluster = make_cluster(tiny_model, 2, num_decode=2, num_blocks=64, max_step_tokens=16, is_remote=is_remote)
     prompts = [make_prompt(n, seed=n) for n in (20, 33, 48, 50)]
     requests = [cluster.submit(prompt, NUM_OUTPUTS) for prompt in prompts]
     cluster.run(until=lambda: len(cluster.outcomes[requests[1]].tokens) > 2)
@@ -150,15 +95,15 @@ def test_a_node_dies_and_the_streams_still_equal_transformers(model_dir: Path, o
     assert cluster.results(*requests) == [oracle(prompt) for prompt in prompts]
 
 
-def test_seeded_draws_do_not_depend_on_neighbours_plan_or_a_dead_node(model_dir: Path):
+def test_seeded_draws_do_not_depend_on_neighbours_plan_or_a_dead_node(tiny_model: Path):
     prompt, draws = make_prompt(40), {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 7}
     results = []
     for num_prefill, is_remote in ((1, False), (1, True), (0, False)):
-        cluster = make_cluster(model_dir, num_prefill, num_blocks=64, max_step_tokens=16, is_remote=is_remote)
+        cluster = make_cluster(tiny_model, num_prefill, num_blocks=64, max_step_tokens=16, is_remote=is_remote)
         request = cluster.submit(prompt, NUM_OUTPUTS, **draws)
         cluster.run()
         results += cluster.results(request)
-    crowd = make_cluster(model_dir, 2, num_decode=2, num_blocks=64, max_step_tokens=48, is_remote=True)
+    crowd = make_cluster(tiny_model, 2, num_decode=2, num_blocks=64, max_step_tokens=48, is_remote=True)
     others = [crowd.submit(make_prompt(30, seed=i), NUM_OUTPUTS, temperature=1.0, seed=i) for i in range(5)]
     request = crowd.submit(prompt, NUM_OUTPUTS, **draws)
     crowd.run(until=lambda: len(crowd.outcomes[request].tokens) > 4)
@@ -171,12 +116,14 @@ def test_seeded_draws_do_not_depend_on_neighbours_plan_or_a_dead_node(model_dir:
 
 
 @TRANSPORTS
-def test_min_tokens_holds_back_the_stop_id_and_ignored_ones_do_not_end(model_dir: Path, oracle, is_remote: bool):
+def test_min_tokens_holds_back_the_stop_id_and_ignored_ones_do_not_end(
+    tiny_model: Path, oracle: GreedyOracle, is_remote: bool
+):
     prompt = make_prompt(33)
     expected = oracle(prompt)
     stop = expected[3]
     first = expected.index(stop)
-    cluster = make_cluster(model_dir, num_blocks=64, max_step_tokens=16, is_remote=is_remote)
+    cluster = make_cluster(tiny_model, num_blocks=64, max_step_tokens=16, is_remote=is_remote)
     plain = cluster.submit(prompt, NUM_OUTPUTS, stop_ids=(stop,))
     held = cluster.submit(prompt, NUM_OUTPUTS, stop_ids=(stop,), min_tokens=first + 1)
     cluster.run()
