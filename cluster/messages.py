@@ -347,6 +347,7 @@ class Gauges:
     token_s          seconds that each token of a prompt is expected to take here as things are
     starts_no_prompt too much of the pool is parked for a new prompt to be started
     num_corrupt      blocks that were not what they are named, since the start: a prefill node's own, or received
+    num_preemptions  times a running sequence had to give its blocks to others, since the start
     """
 
     num_free: int
@@ -362,6 +363,7 @@ class Gauges:
     token_s: float
     starts_no_prompt: bool = False
     num_corrupt: int = 0
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,6 +328,7 @@ class DecodeScheduler:
             num_queued_tokens=sum(job.sequence.num_missing for job in jobs if job.phase is not Phase.PULLING),
             token_s=self._batch.token_s,
             num_corrupt=self._hand_offs.num_corrupt,
+            num_preemptions=self.reservations.num_preemptions,
         )
 
     def check(self) -> None:

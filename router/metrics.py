@@ -25,6 +25,9 @@ class NodeGauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         blocks = GaugeMetricFamily("pdserve_kv_blocks", "KV blocks by state", labels=("node", "role", "state"))
+        reserved = GaugeMetricFamily(
+            "pdserve_reserved_kv_blocks", "Free or cached KV blocks that are promised", labels=("node", "role")
+        )
         running = GaugeMetricFamily("pdserve_running", "Requests being computed", labels=("node", "role"))
         waiting = GaugeMetricFamily("pdserve_waiting", "Requests waiting on a node", labels=("node", "role"))
         leases = GaugeMetricFamily("pdserve_leases", "Leases held on a node", labels=("node", "role"))
@@ -33,6 +36,9 @@ class NodeGauges(Collector):
         )
         corrupt = CounterMetricFamily(
             "pdserve_corrupt_blocks", "KV blocks that failed verification and were not used", labels=("node", "role")
+        )
+        preemptions = CounterMetricFamily(
+            "pdserve_preemptions", "Times a running sequence gave its KV blocks to others", labels=("node", "role")
         )
         queued = GaugeMetricFamily("pdserve_router_queued_requests", "Requests in the router's queue")
         if self.dispatcher is not None:
@@ -55,7 +61,9 @@ class NodeGauges(Collector):
                 leases.add_metric(labels, gauges.num_leases)
                 tokens.add_metric(labels, gauges.num_queued_tokens)
                 corrupt.add_metric(labels, gauges.num_corrupt)
-        yield from (blocks, running, waiting, leases, tokens, corrupt, queued)
+                preemptions.add_metric(labels, gauges.num_preemptions)
+                reserved.add_metric(labels, gauges.num_reserved)
+        yield from (blocks, reserved, running, waiting, leases, tokens, corrupt, preemptions, queued)
 
 
 class RouterMetrics:
