@@ -13,7 +13,7 @@ from itertools import chain, repeat
 
 from aiohttp import web
 
-from pdserve.core.logprobs import TokenLogprob
+from pdserve.core.logprobs import Logprobs, TokenLogprob
 from pdserve.router.answer import Answer, Piece
 from pdserve.router.api import Call
 from pdserve.router.failure import failure
@@ -156,21 +156,23 @@ class Exchange:
         """The prompt's tokens as they are listed before an answer's, once for all samples; none of no echo."""
         if not self._call.echo or self._call.logprobs is None:
             return []
-        return [await self._encoder.in_thread(lambda: self._run(self._prompt_tokens()))]
+        logprobs = self._stream.prompt_logprobs()
+        return [await self._encoder.in_thread(lambda: self._run(_prompt_tokens(self._prompt, logprobs)))]
 
     async def _prompt_logprobs(self) -> bytes | None:
         num_top = self._call.prompt_logprobs
         if num_top is None:
             return None
-        encode = self._listings.prompt.encode
-        return await self._encoder.in_thread(lambda: encode(self._prompt_tokens(), num_top))
+        encode, logprobs = self._listings.prompt.encode, self._stream.prompt_logprobs()
+        return await self._encoder.in_thread(lambda: encode(_prompt_tokens(self._prompt, logprobs), num_top))
 
-    def _prompt_tokens(self) -> list[ListedToken]:
-        """In a worker thread: a long prompt with many log-probabilities takes a while."""
-        rows: Iterable[Sequence[TokenLogprob]] = chain(((),), self._stream.prompt_logprobs())
-        offsets = self._prompt.offsets or repeat(0, len(self._prompt.token_ids))
-        columns = zip(self._prompt.token_ids, rows, offsets, strict=True)
-        return [ListedToken(token, row, offset) for token, row, offset in columns]
+
+def _prompt_tokens(prompt: EncodedPrompt, logprobs: Logprobs) -> list[ListedToken]:
+    """Takes a while for a long prompt with many log-probabilities, so it is made in a worker thread."""
+    rows: Iterable[Sequence[TokenLogprob]] = chain(((),), logprobs)
+    offsets = prompt.offsets or repeat(0, len(prompt.token_ids))
+    columns = zip(prompt.token_ids, rows, offsets, strict=True)
+    return [ListedToken(token, row, offset) for token, row, offset in columns]
 
 
 async def _write(response: web.StreamResponse, parts: Iterable[bytes]) -> None:

@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from pdserve.core.model_config import GenerationDefaults
@@ -405,6 +408,33 @@ def test_a_neutral_value_of_another_type_is_not_neutral(field, value):
 
 def test_numbers_are_neutral_in_either_spelling():
     completion(typical_p=1.0, length_penalty=1)
+
+
+class Listening(dict):
+    """A body that notes which of its members are asked for."""
+
+    def __init__(self, members):
+        super().__init__(members)
+        self.asked = set()
+
+    def get(self, key, default=None):
+        self.asked.add(key)
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "other"),
+    [(parse_completion, {"prompt": "hi"}, "(chat)"), (parse_chat, {"messages": USER}, "(completions)")],
+)
+def test_the_fields_that_the_documentation_names_are_those_that_are_taken(endpoint, body, other):
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    rows = page.split("## Fields")[1].split("\n\n")[1].splitlines()[2:]
+    told = [row for row in rows if other not in row.split("|")[1]]
+    named = {name.split(".")[0] for row in told for name in re.findall(r"`([a-z_.]+)`", row.split("|")[1])}
+    listening = Listening(body)
+    endpoint(listening, CARD, DEFAULTS)
+    assert named | {"best_of"} == listening.asked
+    assert all(f"`{name}`" in page for name in HARMLESS_FIELDS | {"best_of"})
 
 
 def test_fields_without_effect_on_the_answer_pass():
