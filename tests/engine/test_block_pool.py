@@ -1,5 +1,6 @@
 """BlockPool against a naive model, and each promise by itself."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis.stateful import (
 from pdserve.core.errors import OutOfBlocksError
 from pdserve.core.ids import BlockHash
 from pdserve.engine.block_pool import BlockPool
+from pdserve.router.prefix_index import PrefixIndex
 
 
 def name(number: int) -> BlockHash:
@@ -167,6 +169,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.put_down: dict[int, tuple[int, int]] = {}
         self.num_put_down = 0
         self.reserved = 0
+        self.reader = PrefixIndex()
 
     # ---- what the model says ---------------------------------------------------------------------
 
@@ -372,6 +375,13 @@ class PoolAgainstModel(RuleBasedStateMachine):
         if block is not None:
             del self.named[block]
 
+    @rule(n=st.integers(1, 9))
+    def follow(self, n: int) -> None:
+        """A reader of the log takes in n changes; one that has taken in all knows what is findable."""
+        self.reader.apply(self.pool.log.delta(self.reader.position, n))
+        if self.reader.position.until == self.pool.log.number:
+            assert {n for n in range(NAMES) if name(n) in self.reader} == set(self.named.values())
+
     @rule(data=st.data())
     def refuse(self, data: st.DataObject) -> None:
         """What a caller must not do."""
@@ -402,6 +412,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
         expected = (len(idle) - len(cached), len(cached), len(self.held), len(leased), self.reserved, self.room)
         counts = (pool.num_free, pool.num_cached, pool.num_held, pool.num_leased, pool.num_reserved, pool.room)
         assert counts == expected
+        refs = Counter(block for table in self.tables for block in table)
+        assert [pool.num_refs(block) for block in range(self.num_blocks)] == [refs[b] for b in range(self.num_blocks)]
         assert [pool.find(name(number)) for number in range(NAMES)] == [self.block_of(n) for n in range(NAMES)]
         assert {block: pool.checksum(block) for block in range(self.num_blocks)} == self.checksums
         # A generation is what peers see: one more for each time the block is taken, around 2**64.
