@@ -61,7 +61,6 @@ LATER_FIELDS: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "priority": (0,),
     "cache_salt": (),
     "kv_transfer_params": (),
     "logits_processors": ([],),
@@ -95,6 +94,7 @@ class Call:
     prompt_logprobs   the same of the prompt's tokens, in vLLM's own list
     echo              the prompt's text, and where logprobs are asked for its tokens, open every choice
     keep_stop         whether the stop string (or token) that ended the answer is part of it
+    priority          who has the greater one is served first
     """
 
     prompt: Prompt
@@ -108,6 +108,7 @@ class Call:
     echo: bool
     stop_strings: tuple[str, ...]
     keep_stop: bool
+    priority: int
 
     @property
     def is_chat(self) -> bool:
@@ -194,6 +195,8 @@ def _parse_call(
         echo=echo,
         stop_strings=_parse_stop_strings(fields),
         keep_stop=fields.flag("include_stop_str_in_output"),
+        # The field is vLLM's, where the lower value is handled earlier.
+        priority=-(fields.integer("priority", -MAX_INT32, MAX_INT32) or 0),
     )
 
 

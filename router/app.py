@@ -202,6 +202,7 @@ class FrontDoor:
             params,
             request[REQUEST_ID],
             arrived_at,
+            call.priority,
             open_ended=call.max_tokens is None,
             num_samples=call.num_samples,
         )

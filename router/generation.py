@@ -18,6 +18,7 @@ class GenerationRequest:
 
     arrived_at is the monotonic time at which the HTTP request was read. With open_ended the client named no
     max_tokens: the one in params is what the context allows, and what the nodes can hold may be less.
+    priority: who has the greater one is served first, everywhere.
     """
 
     prompt_ids: list[int]

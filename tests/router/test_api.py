@@ -79,6 +79,11 @@ def test_ignore_eos_leaves_only_the_clients_own_stop_tokens():
     assert sampling(ignore_eos=True).stop_ids == ()
 
 
+@pytest.mark.parametrize(("value", "meant"), [(None, 0), (0, 0), (-7, 7), (3, -3), (2**31 - 1, 1 - 2**31)])
+def test_the_lower_priority_value_is_the_more_urgent_one(value, meant):
+    assert completion(priority=value).priority == chat(priority=value).priority == meant
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -95,6 +100,7 @@ def test_ignore_eos_leaves_only_the_clients_own_stop_tokens():
         *(("include_stop_str_in_output", value) for value in (1, "x")),
         *(("stream_options", value) for value in (5, [], {"include_usage": True})),
         *(("model", value) for value in (5, [], True)),
+        *(("priority", value) for value in (2**31, -(2**31), 0.5, "1", True, [])),
     ],
 )
 def test_a_value_of_the_wrong_type_or_range_is_400_naming_the_field(field, value):

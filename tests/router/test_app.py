@@ -78,6 +78,15 @@ async def test_the_service_gets_the_rendered_conversation_and_resolved_parameter
     assert (completion.params.max_tokens, completion.params.seed) == (4, 2**64 - 1)
 
 
+async def test_the_service_gets_the_priority_turned_round_for_there_the_greater_one_is_first(text):
+    service = says(text, "ok")
+    async with open_door(service, text) as door:
+        await door.chat(priority=-5)
+        await door.complete(priority=2)
+        await door.complete()
+    assert [request.priority for request in service.requests] == [5, -2, 0]
+
+
 async def test_a_stop_string_that_is_a_special_token_stops_at_that_token(text):
     service = says(text, "ok")
     async with open_door(service, text) as door:
