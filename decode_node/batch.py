@@ -97,7 +97,7 @@ class Batch:
 
     def _num_chunk_tokens(self, streams: StepWork, start: int) -> int:
         """Prompt tokens for a step beside `streams`; one whose blocks are on their way may join any time."""
-        is_shared = streams.num_tokens > 0 or any(job.phase is Phase.PULLING for job in self._jobs)
+        is_shared = streams.num_tokens > 0 or self._jobs.has_pulls
         limit_s = self._budget.limit_s(streams) if is_shared else None
         return self._budget.num_tokens(streams, limit_s, start)
 

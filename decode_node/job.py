@@ -73,6 +73,15 @@ class Job:
         return max(1, len(self.samples))
 
     @property
+    def holds_blocks(self) -> bool:
+        """Blocks, or a promise of some."""
+        return bool(self.sequence.block_ids) or self.sequence.num_reserved > 0
+
+    @property
+    def is_pulling(self) -> bool:
+        return self.phase is Phase.PULLING and not self.cancelled
+
+    @property
     def is_owed_growth(self) -> bool:
         """Whether it runs without a block to grow into, which new requests must leave it."""
         sequence = self.sequence
@@ -100,14 +109,31 @@ class Job:
 
 @dataclass(slots=True)
 class Jobs:
-    """by_request: those that somebody waits for. A request has one attempt here, and one job until its samples part."""
+    """by_request: those that somebody waits for. A request has one attempt here, and one job until its samples part.
+
+    Of the many that may wait, those that a step is about are found by what they were noted for; what has become
+    untrue since is dropped when it is met.
+    """
 
     by_request: dict[RequestId, list[Job]] = field(default_factory=dict)
     by_key: dict[int, Job] = field(default_factory=dict)
+    _holding: dict[int, Job] = field(default_factory=dict)
+    _pulling: dict[int, Job] = field(default_factory=dict)
+    _overdue: dict[int, Job] = field(default_factory=dict)
 
     def add(self, job: Job) -> None:
         self.by_request.setdefault(job.sequence.request, []).append(job)
         self.by_key[job.sequence.key] = job
+        self._holding[job.sequence.key] = job
+        if job.phase is Phase.PULLING:
+            self._pulling[job.sequence.key] = job
+
+    def note_blocks(self, job: Job) -> None:
+        """It has been given blocks."""
+        self._holding[job.sequence.key] = job
+
+    def note_overdue(self, job: Job) -> None:
+        self._overdue[job.sequence.key] = job
 
     def remove(self, job: Job) -> None:
         """Nobody waits for it any more."""
@@ -129,16 +155,37 @@ class Jobs:
         for jobs in self.by_request.values():
             yield from jobs
 
+    def holding(self) -> list[Job]:
+        """Jobs that hold blocks or a promise of some, ended ones included."""
+        held = [job for key, job in self._holding.items() if job.holds_blocks and self.by_key.get(key) is job]
+        if len(held) < len(self._holding):
+            self._holding = {job.sequence.key: job for job in held}
+        return held
+
     def running(self) -> list[Job]:
-        return [job for job in self if job.phase is Phase.RUNNING]
+        return [job for job in self.holding() if job.phase is Phase.RUNNING and not job.cancelled]
 
     def streams(self) -> list[Job]:
         """Jobs that have one token to run, as every stream has between two steps."""
-        return [job for job in self if job.phase is Phase.RUNNING and job.sequence.num_missing == 1]
+        return [job for job in self.running() if job.sequence.num_missing == 1]
+
+    def overdue(self) -> list[Job]:
+        """Jobs whose hand-off is late and has no blocks."""
+        late = [job for job in self._overdue.values() if job.is_overdue and job.is_pulling]
+        self._overdue = {job.sequence.key: job for job in late}
+        return late
+
+    @property
+    def has_pulls(self) -> bool:
+        """Whether a hand-off is under way, or will be."""
+        while self._pulling:
+            key, job = next(iter(self._pulling.items()))
+            if job.is_pulling:
+                return True
+            del self._pulling[key]
+        return False
 
     @property
     def num_active(self) -> int:
         """Streams that hold blocks or a promise of some, ended ones included."""
-        return sum(
-            job.num_streams for job in self.by_key.values() if job.sequence.block_ids or job.sequence.num_reserved
-        )
+        return sum(job.num_streams for job in self.holding())

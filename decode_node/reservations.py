@@ -62,9 +62,10 @@ class Reservations:
 
         def reserve(key: int) -> bool:
             job = self._jobs.by_key[key]
-            if job.phase is Phase.PULLING:
-                return self._reserve_pull(job, now, actions)
-            return self._reserve_local(job)
+            has_blocks = self._reserve_pull(job, now, actions) if job.is_pulling else self._reserve_local(job)
+            if has_blocks:
+                self._jobs.note_blocks(job)
+            return has_blocks
 
         self.due.update(self._line.admit(reserve))
         return actions
@@ -76,7 +77,7 @@ class Reservations:
 
         yielding, gain  keys of jobs that would be preempted, and the blocks that there would be then
         """
-        owed = sum(other.is_owed_growth for other in self._jobs if other.sequence.key not in yielding)
+        owed = sum(other.is_owed_growth for other in self._jobs.running() if other.sequence.key not in yielding)
         is_open = self._jobs.num_active - len(yielding) + job.num_streams <= self._max_running
         return is_open and self.pool.can_reserve(num_blocks, hits, keep=owed - gain)
 
@@ -194,9 +195,9 @@ class Reservations:
 
     def _revoke_newest(self) -> bool:
         """Take back the newest incomplete reservation: its blocks stay at their source."""
-        for job in reversed(list(self._jobs)):
+        for job in sorted(self._jobs.holding(), key=lambda job: -job.sequence.key):
             pull = job.pull
-            if job.phase is not Phase.PULLING or pull is None or pull.state is not PullState.COPYING:
+            if not job.is_pulling or pull is None or pull.state is not PullState.COPYING:
                 continue
             if job.revokes >= MAX_REVOKES or job.sequence.busy or job.is_fixed:
                 continue
@@ -231,11 +232,9 @@ class Reservations:
         twice, nor who others have yielded for, and nobody in line is passed too often: so nobody is starved.
         """
         actions: list[Send] = []
-        for job in list(self._jobs):
+        for job in self._jobs.overdue():
             key = job.sequence.key
-            if not (
-                job.is_overdue and job.phase is Phase.PULLING and self.is_waiting(job) and self._line.may_pass(key)
-            ):
+            if not (self.is_waiting(job) and self._line.may_pass(key)):
                 continue
             yielding = self._enough_for(job)
             if yielding is None:
@@ -246,6 +245,7 @@ class Reservations:
             has_blocks = self._reserve_pull(job, now, actions)
             assert has_blocks, "others have yielded in vain"
             job.is_overdue, job.is_fixed = False, True
+            self._jobs.note_blocks(job)
             self._line.pass_all(key)
             self.due.add(key)
         return actions
@@ -256,7 +256,7 @@ class Reservations:
             return None
         found, _, missing = self._find(job.sequence)
         hits = set(found.values())
-        refs = Counter(b for other in self._jobs.by_key.values() for b in other.sequence.block_ids)
+        refs = Counter(b for other in self._jobs.holding() for b in other.sequence.block_ids)
         yielding: list[Job] = []
         keys: set[int] = set()
         gain = 0

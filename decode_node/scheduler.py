@@ -177,6 +177,8 @@ class DecodeScheduler:
                 if job.sequence.attempt == entry.attempt:
                     job.expires_at = now + self._lease_s
                     job.is_overdue = entry.is_overdue and not job.is_fixed
+                    if job.is_overdue:
+                        self._jobs.note_overdue(job)
         return [Send(sender, self.held(message.beat, self.pool.log.delta(message.cache)))]
 
     def _on_resume(self, sender: NodeId, message: Resume, now: float) -> Iterable[Action]:
@@ -337,6 +339,9 @@ class DecodeScheduler:
         self.pool.check([*tables, self.reservations.leaving])
         reserved = sum(job.sequence.num_reserved for job in self._jobs.by_key.values())
         assert reserved == self.pool.num_reserved, f"{self.pool.num_reserved} reserved, sequences have {reserved}"
+        holding = {job.sequence.key for job in self._jobs.by_key.values() if job.holds_blocks}
+        assert {job.sequence.key for job in self._jobs.holding()} == holding, "blocks were given and not noted"
+        assert self._jobs.has_pulls == any(job.is_pulling for job in self._jobs)
         for job in self._jobs:
             assert self._jobs.by_key.get(job.sequence.key) is job
             assert not job.is_ready_to_part, "samples share what is computed for longer than they must"
