@@ -1,5 +1,6 @@
 """Every tensor of a checkpoint is accounted for, or the model is refused naming it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from pdserve.core.errors import ModelError
 from pdserve.engine.engine import Engine
 from tests.checkpoints import make_llama_checkpoint
-from tests.engine.steps import generate, make_engine
+from tests.engine.steps import generate, make_engine, make_row
+from tests.engine.test_engine_parity import logits_of, reference_model, reference_tokens
 
 PROMPT = list(range(4, 30))
 
@@ -85,6 +87,48 @@ def test_a_tied_checkpoint_with_another_head_is_refused(tied_dir):
     edit(tied_dir, lambda tensors: tensors.update(head))
     with pytest.raises(ModelError, match=r"lm_head\.weight differs from the embedding"):
         Engine.load(tied_dir)
+
+
+def say_in_config(model_dir: Path, **fields: object) -> None:
+    """Set fields of config.json; None takes one out."""
+    path = model_dir / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+def repeat_head(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+
+@pytest.mark.parametrize("kind", ["tied", "tied, the head repeated", "untied", "untied, no word of it in the config"])
+def test_text_and_logits_are_transformers_own_whether_the_head_is_tied_or_not(tmp_path, kind):
+    model_dir = make_llama_checkpoint(tmp_path / "model", tie_word_embeddings=kind.startswith("tied"))
+    if kind == "tied, the head repeated":
+        edit(model_dir, repeat_head)
+    if kind == "untied, no word of it in the config":
+        say_in_config(model_dir, tie_word_embeddings=None)
+    assert ("lm_head.weight" in load_file(model_dir / "model.safetensors")) == (kind != "tied")
+    model, engine = reference_model(model_dir), make_engine(model_dir)
+    assert generate(engine, PROMPT, 12) == reference_tokens(model, PROMPT, 12)
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0, -1]
+    torch.testing.assert_close(logits_of(engine, make_row(PROMPT)), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_what_a_nested_config_says_of_the_head_does_not_count(tmp_path, is_tied):
+    model_dir = make_llama_checkpoint(tmp_path / "model", tie_word_embeddings=is_tied)
+    expected = generate(make_engine(model_dir), PROMPT, 8)
+    say_in_config(model_dir, text_config={"tie_word_embeddings": not is_tied})
+    assert generate(make_engine(model_dir), PROMPT, 8) == expected
+
+
+def test_a_checkpoint_that_calls_itself_untied_never_falls_back_to_its_embedding(tied_dir):
+    """Its head would be fluent-looking nonsense."""
+    for flag in (False, None):
+        say_in_config(tied_dir, tie_word_embeddings=flag, text_config={"tie_word_embeddings": True})
+        with pytest.raises(ModelError, match=r"no tensor lm_head\.weight"):
+            Engine.load(tied_dir)
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path):
