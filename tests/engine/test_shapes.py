@@ -27,11 +27,14 @@ LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 1000)
 TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
 
 
-def make_model(path: Path, head_dim: int, ratio: tuple[int, int]) -> Path:
+def make_model(path: Path, head_dim: int, ratio: tuple[int, int], spread: float) -> Path:
+    """spread: of the elements of q, k and v, about"""
     num_heads, num_kv_heads = ratio
+    hidden_size = 2 * num_heads * math.ceil(32 / num_heads)  # transformers wants a multiple of the heads
     return make_llama_checkpoint(
         path,
-        hidden_size=2 * num_heads * math.ceil(32 / num_heads),  # transformers wants a multiple of the heads
+        hidden_size=hidden_size,
+        initializer_range=spread * hidden_size**-0.5,
         head_dim=head_dim,
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
@@ -59,7 +62,7 @@ def attend_plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_attention_over_blocks_equals_plain_attention(tmp_path, monkeypatch, head_dim, ratio, dtype):
     """What the first layer attends to, with whichever kernel serves the shape: as one chunk, as two, and decoding."""
-    engine = make_engine(make_model(tmp_path / "model", head_dim, ratio), dtype, num_blocks=64)
+    engine = make_engine(make_model(tmp_path / "model", head_dim, ratio, 1.0), dtype, num_blocks=64)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     attend = type(engine.model)._attend
 
@@ -87,7 +90,7 @@ def test_attention_over_blocks_equals_plain_attention(tmp_path, monkeypatch, hea
 
 @pytest.mark.parametrize(("head_dim", "ratio"), SHAPES)
 def test_greedy_tokens_and_logits_equal_transformers(tmp_path, head_dim, ratio):
-    model_dir = make_model(tmp_path / "model", head_dim, ratio)
+    model_dir = make_model(tmp_path / "model", head_dim, ratio, 1.6)
     model, engine = reference_model(model_dir), make_engine(model_dir, num_blocks=64)
     for length in LENGTHS:
         prompt, blocks = make_prompt(length, seed=length), table(0, 64)
