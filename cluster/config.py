@@ -169,6 +169,24 @@ class DecodeSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class Preemption:
+    """How sequences yield when a decode node is out of blocks, see decode_node/preemption.py."""
+
+    preemption_mode: str = setting(
+        "auto",
+        readers.choice("auto", "swap", "recompute", "return", metavar="HOW"),
+        "out of KV blocks: auto, swap, recompute, return",
+    )
+    swap_memory: int | None = setting(
+        None, readers.size(0), "memory for swapped blocks (default: a quarter of --kv-memory)"
+    )
+
+    def __post_init__(self) -> None:
+        if self.preemption_mode == "swap" and self.swap_memory == 0:
+            raise ConfigError("--preemption-mode swap needs memory: give it some with --swap-memory")
+
+
+@dataclass(frozen=True, slots=True)
 class Trials:
     """Faults for tests of a cluster, see cluster/fault_spec.py."""
 
@@ -212,6 +230,7 @@ class DecodeConfig:
     memory: Memory = Memory()
     compute: Compute = Compute()
     steps: DecodeSteps = DecodeSteps()
+    preemption: Preemption = Preemption()
     trials: Trials = Trials()
 
 

@@ -1,7 +1,7 @@
 """The protocol: every message that goes between router (R), prefill nodes (P) and decode nodes (D).
 
     R → P  Prefill Cancel Live                P → R  Hello FirstToken Failed Held
-    R → D  Decode Cancel Live Peers Resume    D → R  Hello FirstToken Tokens Ready Failed Held
+    R → D  Decode Cancel Live Peers Resume    D → R  Hello FirstToken Tokens Ready Failed Returned Held
     D → P  Hello Probe Want Fetch Release Bad P → D  Probed Have Blocks End Gone
     answers to Hello: Welcome or Refused; to a frame of a wrong incarnation: WrongEpoch
 
@@ -191,6 +191,8 @@ class Decode:
     """Continue every sample. source: whose blocks to pull, or None to compute everything here; the rest as in Prefill.
 
     What a sample has beyond what all share is computed here.
+
+    num_yields  how often it has yielded its blocks to others on decode nodes before
     """
 
     request: RequestId
@@ -202,6 +204,7 @@ class Decode:
     source: Peer | None
     priority: int = 0
     deadline_s: float | None = None
+    num_yields: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +328,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """Others need the blocks of this request here, and it has yielded: it may go on elsewhere."""
+
+    request: RequestId
+    attempt: int
+    num_yields: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeldEntry:
     """One sample of a request, or, up to its hand-off, all of them.
 
@@ -347,7 +359,8 @@ class Gauges:
     token_s          seconds that each token of a prompt is expected to take here as things are
     starts_no_prompt too much of the pool is parked for a new prompt to be started
     num_corrupt      blocks that were not what they are named, since the start: a prefill node's own, or received
-    num_preemptions  times a running sequence had to give its blocks to others, since the start
+    num_yielded_*    how often a sequence has yielded its blocks, since the start, by the way of it
+    num_swap_blocks  blocks that the host pool holds; num_swapped: of sequences that have yielded
     """
 
     num_free: int
@@ -363,7 +376,11 @@ class Gauges:
     token_s: float
     starts_no_prompt: bool = False
     num_corrupt: int = 0
-    num_preemptions: int = 0
+    num_yielded_swap: int = 0
+    num_yielded_recompute: int = 0
+    num_yielded_return: int = 0
+    num_swap_blocks: int = 0
+    num_swapped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,7 +525,7 @@ class Bad:
 Handshake = Hello | Welcome | Refused | WrongEpoch | Probe | Probed
 PrefillInbox = Prefill | Cancel | Live | Want | Fetch | Release | Bad
 DecodeInbox = Decode | Cancel | Live | Peers | Resume | Have | Blocks | End | Gone
-RouterInbox = FirstToken | Tokens | Ready | Failed | Held
+RouterInbox = FirstToken | Tokens | Ready | Failed | Returned | Held
 Message = Handshake | PrefillInbox | DecodeInbox | RouterInbox
 
 

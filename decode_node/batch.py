@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.turns import Policy
 from pdserve.decode_node.chunk_budget import ChunkBudget
+from pdserve.decode_node.growth import Growth
 from pdserve.decode_node.job import Job, Jobs, Phase
-from pdserve.decode_node.reservations import Reservations
+from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.planner import Planner
 from pdserve.engine.step import Draw, StepPlan, StepResult
 from pdserve.engine.step_cost import StepWork
@@ -20,13 +21,15 @@ class Batch:
     def __init__(
         self,
         jobs: Jobs,
-        reservations: Reservations,
+        pool: BlockPool,
+        growth: Growth,
         hasher: BlockHasher,
         budget: ChunkBudget,
         policy: Policy,
     ):
         self._jobs = jobs
-        self._reservations = reservations
+        self._pool = pool
+        self._growth = growth
         self._hasher = hasher
         self._budget = budget
         self._planner = Planner(policy, budget.max_step_tokens, budget.cost)
@@ -43,14 +46,14 @@ class Batch:
         return self._budget.token_s(_work(self._jobs.streams()))
 
     def plan(self, now: float) -> StepPlan | None:
-        """Begin the next step, or None when there is nothing to run. Sequences that find no block to grow yield."""
+        """Begin the next step, or None when there is nothing to run. Where there is no block left, some yield."""
         assert self._step is None, "a step is under way"
         rows = []
         for job in self._jobs.streams():
             # An earlier job's growth may have preempted this one.
-            if job.phase is Phase.RUNNING and self._reservations.grow(job, job.sequence.num_tokens):
+            if job.is_running and self._growth.grow(job, job.sequence.num_tokens, now):
                 rows.append((job, 1))
-        rows = [(job, n) for job, n in rows if job.phase is Phase.RUNNING]
+        rows = [(job, n) for job, n in rows if job.is_running]
         streams = _work(job for job, _ in rows)
         self._planner.keep(job.sequence for job in self._jobs.running() if job.sequence.num_missing > 1)
         for sequence, num_tokens in self._planner.chunks(
@@ -62,7 +65,7 @@ class Batch:
             sequence.started_at = now if sequence.started_at is None else sequence.started_at
             job = self._jobs.by_key[sequence.key]
             # What it computes here was reserved whole: nobody yields for it.
-            self._reservations.grow(job, sequence.num_computed + num_tokens)
+            self._growth.grow(job, sequence.num_computed + num_tokens, now)
             rows.append((job, num_tokens))
         if not rows:
             return None
@@ -70,7 +73,7 @@ class Batch:
             job.sequence.busy += 1
         self._num_steps += 1
         rows_ = tuple(job.sequence.row(n) for job, n in rows)
-        self._step = StepPlan(self._num_steps, rows_, moves=self._reservations.moves())
+        self._step = StepPlan(self._num_steps, rows_, moves=self._growth.moves())
         return self._step
 
     def take(self, result: StepResult) -> list[tuple[Job, tuple[Draw, ...]]]:
@@ -80,7 +83,7 @@ class Batch:
         assert plan.step == result.step, "a result of another step"
         self._step = None
         self._budget.cost.learn(StepWork.of(plan.rows), result.forward_s)
-        self._reservations.moved()
+        self._growth.moved()
         taken = []
         for row in plan.rows:
             job = self._jobs.by_key[row.key]
@@ -89,7 +92,7 @@ class Batch:
             if not job.cancelled:
                 sequence.num_computed += len(row.token_ids)
                 sequence.name_full_blocks(self._hasher, sequence.num_computed)
-                sequence.commit_full(self._reservations.pool, {})
+                sequence.commit_full(self._pool, {})
                 if row.key in result.scores:
                     sequence.scores.append(result.scores[row.key])
             taken.append((job, result.draws.get(row.key, ())))

@@ -44,5 +44,5 @@ class Ends:
     def free_if_idle(self, job: Job) -> None:
         """Free what a job that has ended still holds, once no step and no copy names it."""
         if job.sequence.busy == 0:
-            job.sequence.give_back(self._reservations.pool)
+            self._reservations.free(job)
             del self._jobs.by_key[job.sequence.key]

@@ -1,8 +1,8 @@
 """One request on a decode node, or one of its samples, and the table of all of them.
 
     PULLING ── all verified, End ──► RUNNING ◄── blocks reserved ── QUEUED ◄── local plan, preempted
-                                        │ several samples: one job each from here on
-                                        └─ fork ──► RUNNING, RUNNING, ...
+                                        │  └── SWAPPING_OUT ──► QUEUED ── SWAPPING_IN ──► RUNNING   (swap.py)
+                                        └─ several samples: one job each from here on (samples.py)
 
 A job that was cancelled leaves by_request at once and by_key when no step and no copy names its blocks
 any more. Mutable, owned by the decode scheduler; Reservations changes what concerns blocks.
@@ -14,6 +14,7 @@ from enum import Enum
 
 from pdserve.cluster.messages import Drawn, Sample
 from pdserve.core.ids import RequestId
+from pdserve.decode_node.swap import Swapped
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import Draw
 from pdserve.kvtransfer.pull import Pull
@@ -23,6 +24,12 @@ class Phase(Enum):
     PULLING = "pulling"
     QUEUED = "queued"
     RUNNING = "running"
+    SWAPPING_OUT = "swapping out"
+    SWAPPING_IN = "swapping in"
+
+
+# How often a sequence yields before it comes back to stay.
+MAX_YIELDS = 3
 
 
 @dataclass(slots=True)
@@ -35,6 +42,7 @@ class Job:
     drawn: what was drawn for them elsewhere.
     is_overdue: its hand-off is past its deadline and has no blocks here.
     is_fixed: no overdue request takes its blocks (again): it has yielded to one, or others have yielded to it.
+    num_yields: how often it has yielded, on other nodes, too; swapped: what it has in the host pool.
     """
 
     sequence: Sequence
@@ -53,6 +61,8 @@ class Job:
     revokes: int = 0
     is_overdue: bool = False
     is_fixed: bool = False
+    num_yields: int = 0
+    swapped: Swapped | None = None
     heard_at: float | None = None
     reserved_at: float = 0.0
     num_hit_tokens: int = 0
@@ -62,10 +72,23 @@ class Job:
 
     @property
     def growth(self) -> int:
-        """Blocks to grow into beside its block table: one for each sample that goes on from it, if it grows at all."""
+        """Blocks to grow into beside its block table: one, or one for each sample that goes on from it.
+
+        All that it may ever need, once it yields no more.
+        """
         if self.samples:
             return sum(not sample.outputs for sample in self.samples)
-        return 1 if self.final_blocks > self.sequence.num_blocks else 0
+        most = max(0, self.final_blocks - self.sequence.num_blocks)
+        return most if self.has_settled else min(1, most)
+
+    @property
+    def is_running(self) -> bool:
+        return self.phase is Phase.RUNNING and not self.cancelled
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether it has yielded often enough."""
+        return self.num_yields >= MAX_YIELDS
 
     @property
     def num_streams(self) -> int:
@@ -80,6 +103,10 @@ class Job:
     @property
     def is_pulling(self) -> bool:
         return self.phase is Phase.PULLING and not self.cancelled
+
+    def num_to_compute(self) -> int:
+        """Tokens that this node must compute before it can draw the next one."""
+        return 0 if self.phase is Phase.PULLING or self.swapped is not None else self.sequence.num_missing
 
     @property
     def is_owed_growth(self) -> bool:
@@ -105,6 +132,11 @@ class Job:
         else:
             for each in drawn:
                 self.add(Draw(each.token, each.logprobs))
+
+
+def yields_first(job: Job) -> tuple[int, float, int]:
+    """Sorts the newest, least important sequence to the front; of one request's samples the last one."""
+    return job.sequence.priority, -job.sequence.accepted_at, -job.sequence.key
 
 
 @dataclass(slots=True)
@@ -163,7 +195,7 @@ class Jobs:
         return held
 
     def running(self) -> list[Job]:
-        return [job for job in self.holding() if job.phase is Phase.RUNNING and not job.cancelled]
+        return [job for job in self.holding() if job.is_running]
 
     def streams(self) -> list[Job]:
         """Jobs that have one token to run, as every stream has between two steps."""

@@ -6,10 +6,11 @@ pools. Created by the process entry.
 
 import asyncio
 import logging
+import mmap
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from pdserve.cluster.config import DecodeConfig
+from pdserve.cluster.config import DecodeConfig, Preemption
 from pdserve.cluster.faults import Faults
 from pdserve.cluster.keys import read_keys
 from pdserve.cluster.messages import Hello, PoolOffer, Role
@@ -19,16 +20,21 @@ from pdserve.core.errors import LayoutError
 from pdserve.core.ids import Epoch, NodeId
 from pdserve.core.turns import Policy
 from pdserve.decode_node.chunk_budget import ChunkBudget
-from pdserve.decode_node.scheduler import DecodeScheduler
+from pdserve.decode_node.preemption import Mode
+from pdserve.decode_node.scheduler import DecodeScheduler, Limits
+from pdserve.decode_node.swap import SwapIn, SwapOut, SwappedIn, SwappedOut
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.kv_pool import KVPool, PoolView
+from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.step import RunStep, StepDone, StepResult
-from pdserve.kvtransfer.copying import copy_and_verify, read_speed, take_and_verify
+from pdserve.kvtransfer.copying import copy_and_verify, copy_out, read_speed, take_and_verify
 from pdserve.kvtransfer.node_parts import NodeParts
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
 from pdserve.kvtransfer.shm import MappedPool, fetch_pool, host_id
 
 log = logging.getLogger(__name__)
+
+# Of the KV pool: so much may wait in the host pool, unless --swap-memory says otherwise.
+SWAP_SHARE = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -105,10 +111,33 @@ class MappedPeers:
             self.closed(node)
 
 
+class HostPool:
+    """Memory for the blocks of sequences that have yielded: num_blocks of them, touched only when used."""
+
+    def __init__(self, pool: KVPool, num_blocks: int):
+        self.num_blocks = num_blocks
+        self._memory = mmap.mmap(-1, buffer_bytes(pool.spec, num_blocks))
+        self.view = PoolView(pool.spec, num_blocks, self._memory)
+
+    @classmethod
+    def of(cls, pool: KVPool, config: Preemption) -> "HostPool":
+        """Nothing where sequences yield in other ways alone."""
+        wanted = config.swap_memory
+        if wanted is None:
+            wanted = pool.num_blocks * pool.spec.block_bytes // SWAP_SHARE
+        is_used = config.preemption_mode in (Mode.AUTO, Mode.SWAP)
+        return cls(pool, pool.spec.num_blocks_within(wanted) if is_used else 0)
+
+    def close(self) -> None:
+        self.view.release()
+        self._memory.close()
+
+
 class DecodeNode:
     def __init__(self, config: DecodeConfig, parts: NodeParts):
         pool, epoch = parts.pool, Epoch.new()
         self._pool = pool
+        self._host = HostPool.of(pool, config.preemption)
         self._peers = MappedPeers(pool, config.network.transport)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="copy")
         scheduler = DecodeScheduler(
@@ -116,7 +145,7 @@ class DecodeNode:
             BlockPool(pool.num_blocks, pool.view.generations),
             BlockHasher(parts.facts.kv_fingerprint, pool.spec.block_size),
             ChunkBudget(config.steps.max_step_tokens, parts.cost),
-            config.steps.max_running,
+            Limits(config.steps.max_running, self._host.num_blocks, Mode(config.preemption.preemption_mode)),
             pool.spec.payload_bytes,
             Policy(config.steps.prefill_policy),
         )
@@ -137,14 +166,39 @@ class DecodeNode:
             self._thread.close()
             self._copier.shutdown(wait=True)
             self._peers.close()
+            self._host.close()
 
-    def _execute(self, action: RunStep | CopyBlocks) -> None:
+    def _execute(self, action: RunStep | CopyBlocks | SwapOut | SwapIn) -> None:
         if isinstance(action, RunStep):
             self._thread.run(action.plan, self._post, self._stepped, self._life.fail)
             self._faults.reach("step")
-        else:
+        elif isinstance(action, CopyBlocks):
             self._copy(action)
             self._faults.reach("copy")
+        elif isinstance(action, SwapOut):
+            copied = self._copier.submit(copy_out, self._pool, self._host.view, action.block_ids, action.slots)
+            copied.add_done_callback(lambda future: self._post(self._swapped_out, action.key, future))
+        else:
+            checked = self._copier.submit(copy_and_verify, self._host.view, self._pool, action.copies)
+            checked.add_done_callback(lambda future: self._post(self._swapped_in, action.key, future))
+
+    def _swapped_out(self, key: int, future: "Future[tuple[list[int], float]]") -> None:
+        error = future.exception()
+        if error is not None:
+            self._life.fail(error)
+            return
+        checksums, busy_s = future.result()
+        self._life.feed(SwappedOut(key, tuple(checksums), busy_s))
+
+    def _swapped_in(self, key: int, future: "Future[tuple[list[Verdict], float]]") -> None:
+        error = future.exception()
+        if error is not None:
+            self._life.fail(error)
+            return
+        verdicts, busy_s = future.result()
+        if Verdict.CORRUPT in verdicts:
+            log.warning("%d swapped blocks came back corrupt, not used", verdicts.count(Verdict.CORRUPT))
+        self._life.feed(SwappedIn(key, tuple(verdicts), busy_s))
 
     def _stepped(self, result: StepResult) -> None:
         self._faults.reach("stepped")

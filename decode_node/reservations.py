@@ -1,11 +1,11 @@
 """Blocks for the requests of a decode node: who gets them, who grows, and who must yield.
 
     lacks blocks ── line ──► admit: all or nothing, hits held, fillings joined, one block to grow into
-    grows        ── no block left ──► the newest incomplete pull gives its own back, else a sequence is preempted
+    was swapped  ── line ──► the same, and its blocks come back from the host pool
     is overdue   ── no block left ──► the newest, least important sequences are preempted, each at most once
 
-Owns the line of waiting requests, the fillings and the pool's reservations. `due` names the jobs whose
-pulls something happened to; the scheduler looks at each of them next.
+Owns the line of waiting requests, the fillings, the pool's reservations and the slots of the host pool. `due` names
+the jobs whose pulls something happened to; the scheduler looks at each of them next.
 """
 
 from collections import Counter
@@ -13,32 +13,30 @@ from collections.abc import Collection, Iterable
 
 from pdserve.cluster.messages import Send
 from pdserve.core.admission import AdmissionLine
+from pdserve.core.block_hash import NO_PARENT
 from pdserve.core.ids import BlockHash, BlockId
-from pdserve.decode_node.job import Job, Jobs, Phase
+from pdserve.decode_node.job import Job, Jobs, Phase, yields_first
+from pdserve.decode_node.swap import SwapIn, Swapped, SwapSpace
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
-from pdserve.engine.step import BlockMove
 from pdserve.kvtransfer.filling import Fillings
-from pdserve.kvtransfer.pull import BlockCopy, CopyDone, PullState, Verdict
+from pdserve.kvtransfer.pull import BlockCopy, CopyDone, Verdict
 
-MAX_REVOKES = 3
-
-
-def _yields_first(job: Job) -> tuple[int, float, int]:
-    """Sorts the newest, least important sequence to the front; of one request's samples the last one."""
-    return job.sequence.priority, -job.sequence.accepted_at, -job.sequence.key
+Action = Send | SwapIn
 
 
 class Reservations:
-    def __init__(self, pool: BlockPool, jobs: Jobs, max_running: int):
+    """num_slots: blocks that the host pool holds. num_yielded: how often sequences have yielded, by the way of it."""
+
+    def __init__(self, pool: BlockPool, jobs: Jobs, max_running: int, num_slots: int = 0):
         self.pool = pool
+        self.space = SwapSpace(num_slots)
         self.due: set[int] = set()
-        self.num_preemptions = 0
+        self.num_yielded: Counter[str] = Counter()
         self._jobs = jobs
         self._max_running = max_running
         self._line = AdmissionLine()
         self._fillings = Fillings()
-        self._moves: list[BlockMove] = []
 
     # ---- the line --------------------------------------------------------------------------------
 
@@ -54,15 +52,15 @@ class Reservations:
         lacking = [h for h in sequence.hashes if self.pool.find(h) is None]
         return lacking + ([sequence.tail_hash] if sequence.tail_hash is not None else [])
 
-    def admit(self, now: float) -> list[Send]:
-        """Give blocks to those in line that fit; returns the Wants that became necessary."""
-        actions: list[Send] = []
+    def admit(self, now: float) -> list[Action]:
+        """Give blocks to those in line that fit; returns the Wants and copies that became necessary."""
+        actions: list[Action] = []
         if not len(self._line) or self._jobs.num_active >= self._max_running:
             return actions
 
         def reserve(key: int) -> bool:
             job = self._jobs.by_key[key]
-            has_blocks = self._reserve_pull(job, now, actions) if job.is_pulling else self._reserve_local(job)
+            has_blocks = self._reserve_pull(job, now, actions) if job.is_pulling else self._reserve_local(job, actions)
             if has_blocks:
                 self._jobs.note_blocks(job)
             return has_blocks
@@ -81,7 +79,7 @@ class Reservations:
         is_open = self._jobs.num_active - len(yielding) + job.num_streams <= self._max_running
         return is_open and self.pool.can_reserve(num_blocks, hits, keep=owed - gain)
 
-    def _reserve_local(self, job: Job) -> bool:
+    def _reserve_local(self, job: Job, actions: list[Action]) -> bool:
         sequence = job.sequence
         hits = self.pool.match(sequence.hashes[: sequence.num_tokens // sequence.block_size])
         missing = sequence.num_blocks - len(hits) + job.growth
@@ -90,9 +88,30 @@ class Reservations:
         sequence.claim(self.pool, hits, missing)
         job.num_hit_tokens = sequence.num_computed
         job.phase = Phase.RUNNING
+        if job.swapped is not None:
+            self._bring_back(job, job.swapped, len(hits), actions)
         return True
 
-    def _reserve_pull(self, job: Job, now: float, actions: list[Send]) -> bool:
+    def _bring_back(self, job: Job, swapped: Swapped, num_found: int, actions: list[Action]) -> None:
+        """Its blocks come back from the host pool, but for those that were found here."""
+        sequence = job.sequence
+        if num_found >= len(swapped.slots):
+            self.forget_swapped(job)
+            return
+        sequence.take_blocks(self.pool, swapped.num_computed)
+        came = zip(swapped.slots, swapped.checksums, sequence.block_ids[: len(swapped.slots)], strict=True)
+        copies = [BlockCopy(NO_PARENT, BlockId(slot), 0, checksum, block_id) for slot, checksum, block_id in came]
+        job.phase = Phase.SWAPPING_IN
+        sequence.busy += 1
+        actions.append(SwapIn(sequence.key, tuple(copies[num_found:])))
+
+    def forget_swapped(self, job: Job) -> None:
+        """It needs nothing of the host pool any more; no copy may be under way."""
+        if job.swapped is not None:
+            self.space.give_back(job.swapped)
+            job.swapped = None
+
+    def _reserve_pull(self, job: Job, now: float, actions: list[Action]) -> bool:
         """All or nothing: hold the hits, join what others are filling, reserve the rest and one to grow."""
         sequence, pull = job.sequence, job.pull
         assert pull is not None
@@ -112,10 +131,10 @@ class Reservations:
                 self.pool.hold(block_id)
                 sequence.block_ids.append(block_id)
             else:
-                targets[block_hash] = self._take(sequence)
+                targets[block_hash] = self.take(sequence)
                 self._fillings.own(block_hash, targets[block_hash], sequence.key)
         if sequence.tail_hash is not None:
-            targets[sequence.tail_hash] = self._take(sequence)
+            targets[sequence.tail_hash] = self.take(sequence)
         job.num_hit_tokens = min(len(found) * sequence.block_size, sequence.num_tokens - 1)
         job.reserved_at = now
         lacking = [*joined, *targets]
@@ -132,106 +151,21 @@ class Reservations:
         joined = [h for h in sequence.hashes if h not in found and self._fillings.find(h) is not None]
         return found, joined, sequence.num_blocks - len(found) - len(joined)
 
-    def _take(self, sequence: Sequence) -> BlockId:
+    def take(self, sequence: Sequence) -> BlockId:
         block_id = self.pool.take()
         sequence.num_reserved -= 1
         sequence.block_ids.append(block_id)
         return block_id
 
-    # ---- growing and yielding --------------------------------------------------------------------
-
-    def grow(self, job: Job, num_tokens: int) -> bool:
-        """Blocks of its own to write up to `num_tokens` tokens to; others yield where there are none.
-
-        An incomplete reservation is revoked, or a sequence preempted. False when the job itself had to yield.
-        """
-        sequence = job.sequence
-        index = sequence.next_written
-        if index is not None and self._is_shared(sequence.block_ids[index]):
-            if not self._reserve_one(job):
-                return False
-            # Those who held it with this one may have yielded.
-            if self._is_shared(sequence.block_ids[index]):
-                self._moves.append(sequence.replace_block(index, self.pool))
-        while len(sequence.block_ids) * sequence.block_size < num_tokens:
-            if not self._reserve_one(job):
-                return False
-            self._take(sequence)
-        return True
-
-    def _is_shared(self, block_id: BlockId) -> bool:
-        """Whether others will go on reading it; those that leave it in this step will not."""
-        leaving = sum(move.source == block_id for move in self._moves)
-        return self.pool.num_refs(block_id) - leaving > 1
-
-    def _reserve_one(self, job: Job) -> bool:
-        """Have a block reserved. False when the job itself had to yield."""
-        if job.sequence.num_reserved > 0:
-            return True
-        while self.pool.room < 1:
-            if self._revoke_newest():
-                continue
-            victim = self._victim()
-            self._preempt(victim)
-            if victim is job:
-                return False
-        self.pool.reserve(1)
-        job.sequence.num_reserved = 1
-        return True
-
-    def moves(self) -> tuple[BlockMove, ...]:
-        """Copies that the next step begins with. Their sources stay held until `moved`, whoever lets go of them."""
-        return tuple(self._moves)
-
-    def moved(self) -> None:
-        """The step is over."""
-        self.pool.drop(self.leaving)
-        self._moves = []
-
-    @property
-    def leaving(self) -> list[BlockId]:
-        """Blocks that are held for copies under way alone, one entry for each copy."""
-        return [move.source for move in self._moves]
-
-    def _revoke_newest(self) -> bool:
-        """Take back the newest incomplete reservation: its blocks stay at their source."""
-        for job in sorted(self._jobs.holding(), key=lambda job: -job.sequence.key):
-            pull = job.pull
-            if not job.is_pulling or pull is None or pull.state is not PullState.COPYING:
-                continue
-            if job.revokes >= MAX_REVOKES or job.sequence.busy or job.is_fixed:
-                continue
-            job.revokes += 1
-            pull.revoke()
-            self.due.add(job.sequence.key)
-            self.give_back(job)
-            self.wait(job, resumed=False)
-            return True
-        return False
-
-    def _victim(self) -> Job:
-        return min(self._jobs.running(), key=_yields_first)
-
-    def _preempt(self, job: Job) -> None:
-        """Drop the newest, least important sequence's blocks; it catches up by recompute, no token lost."""
-        self.num_preemptions += 1
-        for move in [move for move in self._moves if move.target in job.sequence.block_ids]:
-            # It was in the step that is being planned: nothing is copied for it any more.
-            self._moves.remove(move)
-            self.pool.drop([move.source])
-        self.give_back(job)
-        job.phase = Phase.QUEUED
-        self.wait(job, resumed=True)
-
     # ---- overdue hand-offs -----------------------------------------------------------------------
 
-    def make_room(self, now: float) -> list[Send]:
+    def make_room(self, now: float) -> list[Action]:
         """Overdue requests get their blocks out of turn, and running sequences yield where that is enough.
 
         Called between two steps: one in flight writes to the blocks of those that would yield. Nobody yields
         twice, nor who others have yielded for, and nobody in line is passed too often: so nobody is starved.
         """
-        actions: list[Send] = []
+        actions: list[Action] = []
         for job in self._jobs.overdue():
             key = job.sequence.key
             if not (self.is_waiting(job) and self._line.may_pass(key)):
@@ -241,7 +175,10 @@ class Reservations:
                 continue
             for other in yielding:
                 other.is_fixed = True
-                self._preempt(other)
+                other.num_yields += 1
+                # The blocks are wanted at once.
+                self.num_yielded["recompute"] += 1
+                self.requeue(other)
             has_blocks = self._reserve_pull(job, now, actions)
             assert has_blocks, "others have yielded in vain"
             job.is_overdue, job.is_fixed = False, True
@@ -260,9 +197,10 @@ class Reservations:
         yielding: list[Job] = []
         keys: set[int] = set()
         gain = 0
-        for other in [None, *sorted(self._jobs.running(), key=_yields_first)]:
+        for other in [None, *sorted(self._jobs.running(), key=yields_first)]:
             if other is not None:
-                if other.is_fixed or other.sequence.busy or other.sequence.priority > job.sequence.priority:
+                is_above = other.sequence.priority > job.sequence.priority
+                if other.is_fixed or other.has_settled or other.sequence.busy or is_above:
                     continue
                 refs.subtract(other.sequence.block_ids)
                 # A block that is a hit as well only changes hands.
@@ -275,6 +213,16 @@ class Reservations:
         return None
 
     # ---- giving back -----------------------------------------------------------------------------
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.num_yielded.total()
+
+    def requeue(self, job: Job) -> None:
+        """Drop the blocks of a job that yields and let it stand in line again."""
+        self.give_back(job)
+        job.phase = Phase.QUEUED
+        self.wait(job, resumed=True)
 
     def hand_on(self, head: Job, jobs: list[Job]) -> None:
         """What a shared prompt has reserved goes to the samples that hold its blocks, a block each."""
@@ -289,8 +237,13 @@ class Reservations:
         self._leave_fillings(job)
         job.sequence.give_back(self.pool)
 
+    def free(self, job: Job) -> None:
+        """Drop all that a job still has which has ended."""
+        self.forget_swapped(job)
+        job.sequence.give_back(self.pool)
+
     def leave(self, job: Job) -> None:
-        """The job ends: its place in line and its part in fillings go to others; its blocks by give_back."""
+        """The job ends: its place in line and its part in fillings go to others; its blocks by `free`."""
         self._line.leave(job.sequence.key)
         self._leave_fillings(job)
 

@@ -11,6 +11,7 @@ Called by DecodeNode on the event loop.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from pdserve.cluster.attempts import DEFAULT_LEASE_S
 from pdserve.cluster.events import Joined, Leave, LinkLost, LinkUp, Received, Tick
@@ -42,10 +43,13 @@ from pdserve.decode_node.batch import Batch
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.ends import Ends
 from pdserve.decode_node.finished import FinishedSamples
+from pdserve.decode_node.growth import Growth
 from pdserve.decode_node.hand_offs import HandOffs
 from pdserve.decode_node.job import Job, Jobs, Phase
+from pdserve.decode_node.preemption import Mode, Preemption
 from pdserve.decode_node.reservations import Reservations
 from pdserve.decode_node.samples import Keys, Samples
+from pdserve.decode_node.swap import SwapIn, SwapOut, SwappedIn, SwappedOut
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import Draw, RunStep, StepDone
@@ -54,12 +58,21 @@ from pdserve.kvtransfer.pull import CopyBlocks, CopyDone
 
 BEAT_S = 0.5
 
-Action = Send | RunStep | CopyBlocks
-Event = Joined | Leave | Received | LinkUp | LinkLost | StepDone | CopyDone | Tick
+Action = Send | RunStep | CopyBlocks | SwapOut | SwapIn
+Event = Joined | Leave | Received | LinkUp | LinkLost | StepDone | CopyDone | SwappedOut | SwappedIn | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """max_running: largest batch. num_swap_blocks: of the host pool; mode: how sequences yield blocks."""
+
+    max_running: int
+    num_swap_blocks: int = 0
+    mode: Mode = Mode.AUTO
 
 
 class DecodeScheduler:
-    """router: where tokens go. budget: tokens of a step; max_running: largest batch."""
+    """router: where tokens go. budget: tokens of a step. block_bytes: of a block on its way"""
 
     def __init__(
         self,
@@ -67,7 +80,7 @@ class DecodeScheduler:
         pool: BlockPool,
         hasher: BlockHasher,
         budget: ChunkBudget,
-        max_running: int,
+        limits: Limits,
         block_bytes: int,
         policy: Policy = Policy.SHORTEST,
     ):
@@ -76,13 +89,17 @@ class DecodeScheduler:
         self._router = router
         self._hasher = hasher
         self._budget = budget
-        self._max_running = max_running
+        self._max_running = limits.max_running
         self._lease_s = DEFAULT_LEASE_S
         self._jobs = Jobs()
-        self.reservations = Reservations(pool, self._jobs, max_running)
+        self.reservations = Reservations(pool, self._jobs, limits.max_running, limits.num_swap_blocks)
         self._ends = Ends(router, self._jobs, self.reservations)
         self._hand_offs = HandOffs(router, self._jobs, self.reservations, self._ends, block_bytes, hasher.block_size)
-        self._batch = Batch(self._jobs, self.reservations, hasher, budget, policy)
+        self._preemption = Preemption(
+            router, self._jobs, self.reservations, self._ends, self._hand_offs, budget.cost, block_bytes, limits.mode
+        )
+        self._growth = Growth(self._jobs, self.reservations, self._preemption)
+        self._batch = Batch(self._jobs, pool, self._growth, hasher, budget, policy)
         self._finished = FinishedSamples()
         self._keys = Keys()
         self._samples = Samples(self._jobs, self.reservations, self._keys, hasher)
@@ -105,6 +122,10 @@ class DecodeScheduler:
             actions += self._on_step_done(event, now)
         elif isinstance(event, CopyDone):
             actions += self._hand_offs.copied(event, now)
+        elif isinstance(event, SwappedOut):
+            self._preemption.swapped_out(event)
+        elif isinstance(event, SwappedIn):
+            self._preemption.swapped_in(event)
         elif isinstance(event, Tick):
             actions += self._on_tick(event, now)
         elif isinstance(event, LinkUp):
@@ -204,6 +225,7 @@ class DecodeScheduler:
             return []
         actions: list[Action] = list(self.reservations.make_room(now))
         plan = self._batch.plan(now)
+        actions += self._preemption.actions()
         return actions if plan is None else [*actions, RunStep(plan)]
 
     def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
@@ -317,6 +339,7 @@ class DecodeScheduler:
     def gauges(self) -> Gauges:
         jobs = list(self._jobs)
         num_running = len(self._jobs.running())
+        yielded, space = self.reservations.num_yielded, self.reservations.space
         return Gauges(
             num_free=self.pool.num_free,
             num_cached=self.pool.num_cached,
@@ -327,21 +350,28 @@ class DecodeScheduler:
             num_waiting=len(jobs) - num_running,
             num_leases=len(jobs),
             num_parked=0,
-            num_queued_tokens=sum(job.sequence.num_missing for job in jobs if job.phase is not Phase.PULLING),
+            num_queued_tokens=sum(job.num_to_compute for job in jobs),
             token_s=self._batch.token_s,
-            num_corrupt=self._hand_offs.num_corrupt,
-            num_preemptions=self.reservations.num_preemptions,
+            num_corrupt=self._hand_offs.num_corrupt + self._preemption.num_corrupt,
+            num_yielded_swap=yielded[Mode.SWAP],
+            num_yielded_recompute=yielded[Mode.RECOMPUTE],
+            num_yielded_return=yielded[Mode.RETURN],
+            num_swap_blocks=space.num_slots,
+            num_swapped=space.num_slots - space.num_free,
         )
 
     def check(self) -> None:
         """Invariants over pool, sequences and pulls; raises AssertionError."""
         tables = [job.sequence.block_ids for job in self._jobs.by_key.values()]
-        self.pool.check([*tables, self.reservations.leaving])
+        self.pool.check([*tables, self._growth.leaving])
         reserved = sum(job.sequence.num_reserved for job in self._jobs.by_key.values())
         assert reserved == self.pool.num_reserved, f"{self.pool.num_reserved} reserved, sequences have {reserved}"
         holding = {job.sequence.key for job in self._jobs.by_key.values() if job.holds_blocks}
         assert {job.sequence.key for job in self._jobs.holding()} == holding, "blocks were given and not noted"
         assert self._jobs.has_pulls == any(job.is_pulling for job in self._jobs)
+        space = self.reservations.space
+        slots = [slot for job in self._jobs.by_key.values() if job.swapped is not None for slot in job.swapped.slots]
+        assert len(set(slots)) == len(slots) == space.num_slots - space.num_free, "slots are lost or taken twice"
         for job in self._jobs:
             assert self._jobs.by_key.get(job.sequence.key) is job
             assert not job.is_ready_to_part, "samples share what is computed for longer than they must"
@@ -363,6 +393,7 @@ class DecodeScheduler:
             num_given=sequence.num_outputs,
             final_blocks=final_blocks,
             prefills_here=is_local,
+            num_yields=message.num_yields,
             samples=message.samples if len(message.samples) > 1 else (),
         )
         needed = max(final_blocks, sequence.num_blocks + job.growth)

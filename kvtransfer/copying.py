@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pdserve.cluster.messages import HaveEntry
+from pdserve.core.block_hash import NO_PARENT
 from pdserve.core.errors import LayoutError
-from pdserve.core.ids import BlockId
+from pdserve.core.ids import BlockHash, BlockId
 from pdserve.engine.checksum import block_checksum, running_checksum
 from pdserve.engine.kv_pool import KVPool, PoolView
 from pdserve.kvtransfer.pull import BlockCopy, Verdict
@@ -64,6 +65,21 @@ def take_and_verify(target: KVPool, copies: Sequence[BlockCopy]) -> tuple[list[V
     return _each(target, copies, lambda copy: _take_block(target, copy))
 
 
+def copy_out(
+    pool: KVPool, host: PoolView, block_ids: Sequence[BlockId], slots: Sequence[int]
+) -> tuple[list[int], float]:
+    """Copy blocks of our own into slots of the host pool; nobody writes either meanwhile.
+
+    Returns the checksum of each, seeded as that of a block without a name, and the seconds it took.
+    """
+    started = time.perf_counter()
+    checksums = []
+    for block_id, slot in zip(block_ids, slots, strict=True):
+        pool.publish(block_id)
+        checksums.append(_copy_summed(pool.view.block(block_id), host.block(BlockId(slot)), NO_PARENT))
+    return checksums, time.perf_counter() - started
+
+
 def read_speed(pool: PoolView) -> float:
     """Bytes a second that are copied out of a pool, over its first blocks; the first reading only maps their pages."""
     num_blocks = min(pool.num_blocks, max(1, SPEED_BYTES // pool.spec.payload_bytes))
@@ -108,10 +124,13 @@ def _take_block(target: KVPool, copy: BlockCopy) -> Verdict:
 
 
 def _copy_bytes(block: memoryview, target: KVPool, copy: BlockCopy) -> int:
-    """Returns the checksum of our own bytes: what was checked is what will be used."""
-    copied = target.view.block(copy.target)
+    return _copy_summed(block, target.view.block(copy.target), copy.hash)
+
+
+def _copy_summed(block: memoryview, copied: memoryview, block_hash: BlockHash) -> int:
+    """Returns the checksum of what was written: what was checked is what will be used."""
     read, written = np.frombuffer(block, np.uint8), np.frombuffer(copied, np.uint8)
-    checksum = running_checksum(copy.hash)
+    checksum = running_checksum(block_hash)
     for start in range(0, len(read), SLICE_BYTES):
         end = start + SLICE_BYTES
         np.copyto(written[start:end], read[start:end])

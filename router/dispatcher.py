@@ -29,6 +29,7 @@ from pdserve.cluster.messages import (
     Prefill,
     Ready,
     Resume,
+    Returned,
     Role,
     Send,
     Stage,
@@ -159,6 +160,7 @@ class Dispatcher:
             Tokens: self._on_tokens,
             Ready: self._on_ready,
             Failed: self._on_failed,
+            Returned: self._on_returned,
             Held: self._on_held,
         }
 
@@ -284,7 +286,7 @@ class Dispatcher:
         if decode is not None:
             decode.streams[record.request] = record.total_tokens
             source = prefill.peer if prefill else None
-            actions.append(Send(decode.node, Decode(*common, source, *urgency)))
+            actions.append(Send(decode.node, Decode(*common, source, *urgency, record.num_yields)))
         return actions
 
     def _deadline_s(self, record: Record, now: float) -> float | None:
@@ -454,6 +456,21 @@ class Dispatcher:
             # Until its next beat confirms the link, or all attempts could fail at once for the same reason.
             self.nodes[sender].doubted.add(record.prefill_node)
         return self._retry(record, f"{sender}: {message.reason}")
+
+    def _on_returned(self, sender: NodeId, message: Returned, now: float) -> Iterable[Action]:
+        """A decode node needs its blocks for others: it goes on elsewhere, or stands in line before all that is new."""
+        record = self._current(message.request, message.attempt)
+        if record is None:
+            return []
+        record.num_yields = message.num_yields
+        assert self._hasher is not None, "a request before any node has joined"
+        place = pick_other(record, record.hashes(self._hasher), self._staying(), self._coming())
+        if place is not None:
+            return self._move(record, place, now)
+        actions = self._withdraw(record)
+        record.stage = None
+        self._queue.join(record, None, is_resumed=True)
+        return actions
 
     def _on_held(self, sender: NodeId, message: Held, now: float) -> Iterable[Action]:
         node = self.nodes[sender]

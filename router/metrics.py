@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pdserve.cluster.messages import Role
 from pdserve.router.dispatcher import Dispatcher
 from pdserve.router.record import Record
 
@@ -37,9 +38,10 @@ class NodeGauges(Collector):
         corrupt = CounterMetricFamily(
             "pdserve_corrupt_blocks", "KV blocks that failed verification and were not used", labels=("node", "role")
         )
-        preemptions = CounterMetricFamily(
-            "pdserve_preemptions", "Times a running sequence gave its KV blocks to others", labels=("node", "role")
+        yielded = CounterMetricFamily(
+            "pdserve_preemptions", "Times that a sequence yielded its KV blocks", labels=("node", "role", "mode")
         )
+        swap = GaugeMetricFamily("pdserve_swap_blocks", "Blocks of the host pool by state", labels=("node", "state"))
         queued = GaugeMetricFamily("pdserve_router_queued_requests", "Requests in the router's queue")
         if self.dispatcher is not None:
             queued.add_metric((), self.dispatcher.num_queued)
@@ -61,9 +63,14 @@ class NodeGauges(Collector):
                 leases.add_metric(labels, gauges.num_leases)
                 tokens.add_metric(labels, gauges.num_queued_tokens)
                 corrupt.add_metric(labels, gauges.num_corrupt)
-                preemptions.add_metric(labels, gauges.num_preemptions)
                 reserved.add_metric(labels, gauges.num_reserved)
-        yield from (blocks, reserved, running, waiting, leases, tokens, corrupt, preemptions, queued)
+                if node.role is not Role.PREFILL:
+                    yielded.add_metric((*labels, "swap"), gauges.num_yielded_swap)
+                    yielded.add_metric((*labels, "recompute"), gauges.num_yielded_recompute)
+                    yielded.add_metric((*labels, "return"), gauges.num_yielded_return)
+                    swap.add_metric((node.node, "used"), gauges.num_swapped)
+                    swap.add_metric((node.node, "free"), gauges.num_swap_blocks - gauges.num_swapped)
+        yield from (blocks, reserved, running, waiting, leases, tokens, corrupt, yielded, swap, queued)
 
 
 class RouterMetrics:

@@ -55,6 +55,7 @@ class Record:
     ready_attempt  the last attempt whose blocks were all verified on its decode node
     handoff_due    when its hand-off is late: it is moved then, or its decode node is told that it is_overdue
     has_blocks     its decode node says that it has reserved them
+    num_yields     how often decode nodes have taken its blocks for others and sent it back
     left           decode nodes it was taken from because they were late
     """
 
@@ -76,6 +77,7 @@ class Record:
     handoff_due: float = 0.0
     is_overdue: bool = False
     has_blocks: bool = False
+    num_yields: int = 0
     left: set[NodeId] = field(default_factory=set)
     missed: dict[NodeId, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)

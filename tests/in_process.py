@@ -28,13 +28,15 @@ from pdserve.core.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from pdserve.core.sampling import SamplingParams
 from pdserve.core.turns import Policy
 from pdserve.decode_node.chunk_budget import ChunkBudget
-from pdserve.decode_node.scheduler import DecodeScheduler
+from pdserve.decode_node.preemption import Mode
+from pdserve.decode_node.scheduler import DecodeScheduler, Limits
+from pdserve.decode_node.swap import SwapIn, SwapOut, SwappedIn, SwappedOut
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.checksum import block_checksum
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.step import Draw, Row, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
-from pdserve.kvtransfer.copying import CheckBlocks, check_own, copy_and_verify, take_and_verify
+from pdserve.kvtransfer.copying import CheckBlocks, check_own, copy_and_verify, copy_out, take_and_verify
 from pdserve.kvtransfer.offer import SendBlocks
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
 from pdserve.prefill_node.scheduler import PrefillScheduler
@@ -149,6 +151,7 @@ class SimNode:
     told, linked   prefill nodes that a decode node was told of, and those among them that it is linked to
     maps           their pools, as long as a copy may begin
     held_up        what happened to it while its process is held up; None when it runs
+    host           its host pool, where sequences that yield leave their blocks
     writing        blocks that steps and copies in flight write
     """
 
@@ -158,6 +161,7 @@ class SimNode:
     machine: PrefillScheduler | DecodeScheduler
     pool: KVPool
     engine: Engine
+    host: PoolView
     alive: bool = True
     is_known: bool = True
     told: dict[NodeId, Epoch] = field(default_factory=dict)
@@ -211,6 +215,8 @@ class InProcessCluster:
         num_blocks: int = 64,
         max_step_tokens: int = 16,
         max_running: int = 16,
+        mode: Mode = Mode.AUTO,
+        num_swap_blocks: int = 0,
         policy: Policy = Policy.SHORTEST,
         make_engine: Callable[[KVPool], Engine] = FakeEngine,
         hub: MemoryHub | None = None,
@@ -248,7 +254,7 @@ class InProcessCluster:
         self._max_running = max_running
         self._num_starts = itertools.count(1)
         role = Role.DECODE if num_prefill else Role.BOTH
-        options = (num_blocks, max_step_tokens, max_running, policy, make_engine)
+        options = (num_blocks, max_step_tokens, Limits(max_running, num_swap_blocks, mode), policy, make_engine)
         self._start = lambda name, role: self._start_node(name, role, *options)
         for i in range(num_prefill):
             self._start(NodeId(f"P{i}"), Role.PREFILL)
@@ -375,7 +381,7 @@ class InProcessCluster:
         role: Role,
         num_blocks: int,
         max_step_tokens: int,
-        max_running: int,
+        limits: Limits,
         policy: Policy,
         make_engine: Callable[[KVPool], Engine],
     ) -> None:
@@ -398,13 +404,15 @@ class InProcessCluster:
                 blocks,
                 self.hasher,
                 ChunkBudget(max_step_tokens, StepCost()),
-                max_running,
+                limits,
                 self.spec.payload_bytes,
                 policy,
             )
         epoch = Epoch(next(self._num_starts), 1)
         self.hub.join(name, epoch)
-        node = self.nodes[name] = SimNode(name, role, epoch, machine, kv_pool, make_engine(kv_pool), is_known=False)
+        host = PoolView(self.spec, limits.num_swap_blocks, bytearray(buffer_bytes(self.spec, limits.num_swap_blocks)))
+        node = SimNode(name, role, epoch, machine, kv_pool, make_engine(kv_pool), host, is_known=False)
+        self.nodes[name] = node
         self._joined(node)
 
     # ---- links -----------------------------------------------------------------------------------
@@ -553,6 +561,13 @@ class InProcessCluster:
                 node.begin_writing(self._written(action.plan))
                 delay = self.timing.step + self.timing.token * action.plan.num_tokens
                 self.at(delay, lambda plan=action.plan, delay=delay: self._end_step(node, plan, delay))
+            elif isinstance(action, SwapOut):
+                self.trace.append((self.now, f"{name} swap out", action))
+                self.at(self.timing.block * len(action.slots), lambda out=action: self._end_swap_out(node, out))
+            elif isinstance(action, SwapIn):
+                self.trace.append((self.now, f"{name} swap in", action))
+                node.begin_writing([copy.target for copy in action.copies])
+                self.at(self.timing.block * len(action.copies), lambda come=action: self._end_swap_in(node, come))
             elif isinstance(action, CopyBlocks):
                 self.trace.append((self.now, f"{name} copy", action))
                 node.begin_writing([copy.target for copy in action.copies])
@@ -573,6 +588,15 @@ class InProcessCluster:
         result = dataclasses.replace(node.engine.step(plan), forward_s=forward_s)
         self.trace.append((self.now, f"{node.name} stepped", plan))
         self._report(node, StepDone(result))
+
+    def _end_swap_out(self, node: SimNode, action: SwapOut) -> None:
+        checksums, busy_s = copy_out(node.pool, node.host, action.block_ids, action.slots)
+        self._report(node, SwappedOut(action.key, tuple(checksums), busy_s))
+
+    def _end_swap_in(self, node: SimNode, action: SwapIn) -> None:
+        node.writing.difference_update(copy.target for copy in action.copies)
+        verdicts, busy_s = copy_and_verify(node.host, node.pool, action.copies)
+        self._report(node, SwappedIn(action.key, tuple(verdicts), busy_s))
 
     def _end_copy(self, node: SimNode, action: CopyBlocks, source: PoolView | None) -> None:
         """source: the pool that was mapped when the copy began; its owner may be gone by now."""

@@ -6,7 +6,7 @@ from pdserve.core.block_hash import BlockHasher, pack_token_ids
 from pdserve.core.ids import Epoch, NodeId, new_request_id
 from pdserve.core.sampling import SamplingParams
 from pdserve.decode_node.chunk_budget import ChunkBudget
-from pdserve.decode_node.scheduler import DecodeScheduler
+from pdserve.decode_node.scheduler import DecodeScheduler, Limits
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.step_cost import StepCost
 
@@ -16,7 +16,7 @@ HASHER = BlockHasher(b"fingerprint", 32)
 
 def make_scheduler() -> DecodeScheduler:
     return DecodeScheduler(
-        ROUTER, BlockPool(8), HASHER, budget=ChunkBudget(64, StepCost()), max_running=8, block_bytes=4096
+        ROUTER, BlockPool(8), HASHER, budget=ChunkBudget(64, StepCost()), limits=Limits(8), block_bytes=4096
     )
 
 
