@@ -328,13 +328,16 @@ class Dispatcher:
 
     def _retry(self, record: Record, reason: str) -> list[Action]:
         """This attempt is over: the next one starts from prompt + outputs, before everything queued."""
-        actions = self._withdraw(record)
-        del self._placed[record.request]
         record.failures.append(reason)
         # An attempt that was only moved to a node with room has not failed.
         if len(record.failures) >= self._max_attempts:
-            del self._records[record.request]
-            return [*actions, GiveUp(record.request, f"{record.stage} failed in {record.attempt} attempts: {reason}")]
+            given_up = GiveUp(record.request, f"{record.stage} failed in {record.attempt} attempts: {reason}")
+            return [*self._close(record), given_up]
+        return self._requeue(record)
+
+    def _requeue(self, record: Record) -> list[Action]:
+        actions = self._withdraw(record)
+        del self._placed[record.request]
         record.stage = None
         self._queue.join(record, None, is_resumed=True)
         return actions
@@ -467,10 +470,7 @@ class Dispatcher:
         place = pick_other(record, record.hashes(self._hasher), self._staying(), self._coming())
         if place is not None:
             return self._move(record, place, now)
-        actions = self._withdraw(record)
-        record.stage = None
-        self._queue.join(record, None, is_resumed=True)
-        return actions
+        return self._requeue(record)
 
     def _on_held(self, sender: NodeId, message: Held, now: float) -> Iterable[Action]:
         node = self.nodes[sender]

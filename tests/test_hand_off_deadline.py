@@ -10,6 +10,7 @@ from pdserve.cluster.messages import Decode, End, Live, Prefill, Sample
 from pdserve.core.block_hash import pack_token_ids
 from pdserve.core.ids import NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
+from pdserve.decode_node.preemption import Mode
 from pdserve.engine.step import RunStep, StepDone
 from tests.in_process import ROUTER, TINY_SPEC, VOCAB, InProcessCluster, Timing, continuation
 
@@ -29,6 +30,8 @@ def make_prompt(num_tokens: int, seed: int = 0) -> list[int]:
 def make_cluster(num_decode: int = 1, **options: object) -> InProcessCluster:
     """Steps are so slow that the long stream runs on for some seconds."""
     options.setdefault("timing", Timing(step=0.2))
+    # Who yields stays on its node, so that what the router does is because of deadlines alone.
+    options.setdefault("mode", Mode.RECOMPUTE)
     return InProcessCluster(1, num_decode, num_blocks=NUM_BLOCKS, max_step_tokens=64, **options)  # type: ignore[arg-type]
 
 
