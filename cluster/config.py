@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdserve.cluster import fault_spec, readers
-from pdserve.cluster.settings import Config, Loaded, hidden_setting, load, setting, settings_of
+from pdserve.cluster.settings import Config, Loaded, hidden_setting, load, rare_setting, setting, settings_of
 from pdserve.core.errors import ConfigError
 
 MIB = 1 << 20
@@ -86,8 +86,8 @@ class Control:
 @dataclass(frozen=True, slots=True)
 class Admission:
     max_queued_requests: int = setting(1024, readers.integer(1, 1 << 20), "requests waiting, beyond it 429")
-    recovery_attempts: int = setting(3, readers.integer(1, 100), "attempts a request gets when nodes die")
-    recovery_grace_s: float = setting(60.0, readers.seconds(0, 3600), "how long its requests wait for a dead node")
+    recovery_attempts: int = rare_setting(3, readers.integer(1, 100), "attempts a request gets when nodes die")
+    recovery_grace_s: float = rare_setting(60.0, readers.seconds(0, 3600), "how long its requests wait for a dead node")
     handoff_deadline_s: float = setting(2.0, readers.seconds(0.1, 600), "longest hand-off, then another decode node")
     prefill_policy: str = POLICY
     max_prompt_work_s: float = setting(1.0, readers.seconds(0, 3600), "predicted work that a node is given ahead")
@@ -122,7 +122,7 @@ class Network:
         "auto", readers.choice("auto", "shm", "zmq", metavar="HOW"), "how blocks travel: auto, shm (one host), zmq"
     )
     key_file: Path | None = KEY_FILE
-    drain_s: float = setting(8.0, readers.seconds(0, 3600), "longest wait on SIGTERM for requests under way")
+    drain_s: float = rare_setting(8.0, readers.seconds(0, 3600), "longest wait on SIGTERM for requests under way")
 
     def __post_init__(self) -> None:
         if readers.host_of(self.listen) in readers.EVERY_INTERFACE and self.advertise is None:
@@ -177,7 +177,7 @@ class Preemption:
         readers.choice("auto", "swap", "recompute", "return", metavar="HOW"),
         "out of KV blocks: auto, swap, recompute, return",
     )
-    swap_memory: int | None = setting(
+    swap_memory: int | None = rare_setting(
         None, readers.size(0), "memory for swapped blocks (default: a quarter of --kv-memory)"
     )
 

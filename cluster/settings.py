@@ -34,6 +34,11 @@ def setting(default: object, reader: Reader, description: str) -> Any:
     return dataclasses.field(default=default, metadata={"reader": reader, "description": description})
 
 
+def rare_setting(default: object, reader: Reader, description: str) -> Any:
+    """The same for what few ever change: the help names its flag, the example file says what it is."""
+    return dataclasses.field(default=default, metadata={"reader": reader, "description": description, "rare": True})
+
+
 def hidden_setting(default: object, reader: Reader, description: str) -> Any:
     """The same for what nobody who serves needs: it is not in the help."""
     return dataclasses.field(default=default, metadata={"reader": reader, "description": description, "hidden": True})
@@ -49,6 +54,7 @@ class Setting:
     reader: Reader
     description: str
     is_hidden: bool = False
+    is_rare: bool = False
 
     @property
     def key(self) -> str:
@@ -72,8 +78,8 @@ def settings_of(config_class: type) -> tuple[Setting, ...]:
             found += [dataclasses.replace(inner, part=field.name) for inner in settings_of(hints[field.name])]
         else:
             meta = field.metadata
-            is_hidden = meta.get("hidden", False)
-            found.append(Setting("", field.name, field.default, meta["reader"], meta["description"], is_hidden))
+            seldom = (meta.get("hidden", False), meta.get("rare", False))
+            found.append(Setting("", field.name, field.default, meta["reader"], meta["description"], *seldom))
     return tuple(found)
 
 

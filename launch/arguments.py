@@ -24,8 +24,8 @@ class Parser(argparse.ArgumentParser):
         self.options = self.add_argument_group()
 
     def format_help(self) -> str:
-        """No empty line between usage and description: help is to fit on one screen."""
-        return super().format_help().replace("\n\n", "\n", 1)
+        """No empty lines: help is to fit on one screen."""
+        return super().format_help().replace("\n\n", "\n")
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
@@ -59,12 +59,18 @@ def make_parser(prog: str, description: str, usage: str | None) -> Parser:
 
 def add_settings(parser: Parser, settings: Iterable[Setting]) -> None:
     """A flag for each setting; one that is not given stays None."""
+    rare = []
     for item in settings:
         text = item.description
         if item.default is not None:
             text += f" (default: {item.reader.show(item.default)})"
-        text = argparse.SUPPRESS if item.is_hidden else text.replace("%", "%%")
+        is_shown = not item.is_hidden and not item.is_rare
+        text = text.replace("%", "%%") if is_shown else argparse.SUPPRESS
         parser.options.add_argument(item.flag, metavar=item.reader.metavar, help=text)
+        if item.is_rare:
+            rare.append(item.flag)
+    if rare:
+        parser.epilog = f"rarely changed, see configs/: {' '.join(rare)}"
 
 
 def given(parsed: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, str]:
