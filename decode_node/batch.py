@@ -10,7 +10,7 @@ from pdserve.core.block_hash import BlockHasher
 from pdserve.core.turns import Policy
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.growth import Growth
-from pdserve.decode_node.job import Job, Jobs, Phase
+from pdserve.decode_node.job import Job, Jobs
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.planner import Planner
 from pdserve.engine.step import Draw, StepPlan, StepResult

@@ -104,6 +104,7 @@ class Job:
     def is_pulling(self) -> bool:
         return self.phase is Phase.PULLING and not self.cancelled
 
+    @property
     def num_to_compute(self) -> int:
         """Tokens that this node must compute before it can draw the next one."""
         return 0 if self.phase is Phase.PULLING or self.swapped is not None else self.sequence.num_missing
