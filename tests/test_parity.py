@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.core.ids import NodeId
+from pdserve.decode_node.preemption import Mode
 from pdserve.decode_node.scheduler import DecodeScheduler
 from tests.tiny import NUM_OUTPUTS, GreedyOracle, make_cluster, make_prompt
 
@@ -67,18 +68,43 @@ def test_a_second_turn_on_a_warm_prefix_equals_transformers(
 
 
 @SPLITS
+@pytest.mark.parametrize("mode", [Mode.SWAP, Mode.RECOMPUTE, Mode.RETURN])
 def test_many_streams_at_once_with_preemption_equal_transformers(
-    tiny_model: Path, oracle: GreedyOracle, num_prefill: int, is_remote: bool
+    tiny_model: Path, oracle: GreedyOracle, num_prefill: int, is_remote: bool, mode: Mode
 ):
-    cluster = make_cluster(tiny_model, num_prefill, num_blocks=12, max_step_tokens=24, is_remote=is_remote)
+    preemption = {"mode": mode, "num_swap_blocks": 32}
+    cluster = make_cluster(
+        tiny_model, num_prefill, num_blocks=12, max_step_tokens=24, is_remote=is_remote, **preemption
+    )
     prompts = [make_prompt(n, seed=n) for n in (5, 16, 33, 47, 64, 31, 17, 80)]
     requests = [cluster.submit(prompt, 3 * NUM_OUTPUTS) for prompt in prompts]
     cluster.run()
     assert cluster.results(*requests) == [oracle(prompt, 3 * NUM_OUTPUTS) for prompt in prompts]
     decode = cluster.nodes[NodeId("D0")].machine
     assert isinstance(decode, DecodeScheduler)
-    assert decode.reservations.num_preemptions > 0
+    ways = {mode} if num_prefill or mode is not Mode.RETURN else {Mode.RECOMPUTE}
+    assert decode.reservations.num_yielded.keys() == ways
     cluster.assert_drained()
+
+
+@SPLITS
+def test_samples_that_share_a_prompt_equal_their_single_runs(tiny_model: Path, num_prefill: int, is_remote: bool):
+    """Each sample is what comes of the same seed when it is asked for as one of fewer, in another pool."""
+    draws = {"temperature": 0.9, "seed": 11, "logprobs": 2, "frequency_penalty": 0.5}
+    prompts = [make_prompt(n, seed=n) for n in (15, 16, 45)]
+    found = []
+    for n, num_blocks in ((4, 64), (4, 14), (2, 64)):
+        cluster = make_cluster(
+            tiny_model, num_prefill, num_blocks=num_blocks, max_step_tokens=24, is_remote=is_remote, num_swap_blocks=8
+        )
+        requests = [cluster.submit(prompt, NUM_OUTPUTS, n=n, **draws) for prompt in prompts]
+        cluster.run()
+        found.append([cluster.outcomes[request].samples for request in requests])
+        cluster.assert_drained()
+    many, tight, two = found
+    assert many == tight
+    assert [{0: samples[0], 1: samples[1]} for samples in many] == two
+    assert all(len({tuple(tokens) for tokens in samples.values()}) == 4 for samples in many)
 
 
 @TRANSPORTS
