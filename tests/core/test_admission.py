@@ -67,3 +67,37 @@ def test_who_has_blocks_out_of_turn_has_passed_all_before_it_and_none_of_them_to
         assert key not in line
     assert not line.may_pass(MAX_PASSES + 1)
     assert line.may_pass(50)
+
+
+def test_higher_priorities_come_before_lower_ones_that_are_resumed():
+    line = make_line(1, resumed=(2,))
+    line.join(3, 1, resumed=False)
+    line.join(4, 1, resumed=True)
+    assert line.admit(lambda _: True) == [4, 3, 2, 1]
+
+
+class Counted(int):
+    """A key that counts how often it is looked at to find its place."""
+
+    num_compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.num_compared += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Counted.num_compared += 1
+        return int(self) > int(other)
+
+
+def test_to_join_and_to_leave_a_line_of_ten_thousand_takes_a_few_looks():
+    line = AdmissionLine()
+    for key in range(0, 20_000, 2):
+        line.join(key, 0, resumed=True)
+    middle = Counted(10_001)
+    line.join(middle, 0, resumed=True)
+    assert middle in line
+    line.leave(middle)
+    assert 0 < Counted.num_compared < 4 * 15
+    assert middle not in line
+    assert len(line) == 10_000

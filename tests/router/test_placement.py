@@ -6,7 +6,7 @@ from pdserve.cluster.messages import Capacity, Gauges, Link, Peer, Role
 from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.ids import BlockHash, Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.sampling import SamplingParams
-from pdserve.router.placement import Limits, Node, Place, pick
+from pdserve.router.placement import NO_LIMITS, Limits, Node, Place, pick
 from pdserve.router.record import Plan, Record, Times
 
 BLOCK = 4
@@ -197,6 +197,24 @@ def test_a_prefill_node_with_all_the_prompts_it_may_have_is_passed_over():
     assert picked(*nodes, max_prompts=2) == ("P1", "D0")
     assert picked(*nodes, max_prompts=3) == ("P0", "D0")
     assert picked(*nodes, max_prompts=1) is None
+
+
+def test_a_node_with_a_second_of_work_before_it_is_given_no_prompt_unless_it_is_idle():
+    busy, idle = prefill("P0", prompts=(600, 500)), prefill("P0", token_s=9.0)
+    assert busy.takes(40, Limits(max_work_s=1.2))
+    assert not busy.takes(40, Limits(max_work_s=1.0))
+    assert busy.takes(40, NO_LIMITS)
+    assert idle.takes(4000, Limits(max_work_s=0.0))
+
+
+def test_a_node_that_computes_short_prompts_first_has_before_them_only_what_is_not_longer():
+    node = prefill("P0", prompts=(30_000, 600, 500))
+    assert not node.takes(40, Limits())
+    node.is_fcfs = False
+    assert node.takes(40, Limits())
+    assert node.takes(500, Limits())
+    assert not node.takes(600, Limits())
+    assert not node.takes(40, Limits(max_prompts=3))
 
 
 def test_when_all_prefill_nodes_have_their_prompts_a_decode_node_computes_up_to_as_many():
