@@ -31,7 +31,7 @@ from pdserve.core.block_hash import BlockHasher, pack_token_ids
 from pdserve.core.ids import Epoch, NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
 from pdserve.decode_node.chunk_budget import ChunkBudget
-from pdserve.decode_node.scheduler import DecodeScheduler
+from pdserve.decode_node.scheduler import DecodeScheduler, Limits
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.step import Draw, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
@@ -91,7 +91,7 @@ def decode_steps(num_queued: int) -> Iterator[float]:
     """Eight streams that hold the pool, and as many requests that wait for blocks as are said."""
     num_streams, num_blocks = 8, 8 * 320
     budget = ChunkBudget(CHUNK, StepCost())
-    machine = DecodeScheduler(ROUTER, BlockPool(num_blocks), HASHER, budget, num_streams, 1)
+    machine = DecodeScheduler(ROUTER, BlockPool(num_blocks), HASHER, budget, Limits(num_streams), 1)
     plan = None
     for number in range(num_streams + num_queued):
         fields = (*work(number, PROMPT)[:5], SamplingParams(max_tokens=10_000))
