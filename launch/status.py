@@ -12,7 +12,7 @@ from pdserve.launch.arguments import make_parser
 
 DESCRIPTION = "Print the nodes of a running cluster: roles, states, KV pools, links. Exit code 1: it is not ready."
 TIMEOUT_S = 5.0
-COLUMNS = ("node", "role", "state", "KV used", "leased", "running", "waiting", "prompt", "links")
+COLUMNS = ("node", "role", "state", "KV used", "leased", "prefixes", "running", "waiting", "prompt", "links")
 
 
 def main(line: list[str]) -> int:
@@ -41,7 +41,7 @@ def table(found: dict[str, Any]) -> str:
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
     kv = node.get("kv")
     if kv is None:
-        return (node["node"], node["role"], node["state"], "", "", "", "", "", _links(node))
+        return (node["node"], node["role"], node["state"], "", "", "", "", "", "", _links(node))
     total = node["kv_blocks"]
     used = total - kv["free"] - kv["cached"]
     return (
@@ -50,6 +50,7 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         node["state"],
         f"{used} of {total} blocks ({100 * used / total:.0f} %)",
         str(kv["leased"]),
+        f"{node['prefix_blocks']} blocks",
         str(node["running"]),
         str(node["waiting"]),
         f"{node['prompt_token_ms']:.2f} ms/token",

@@ -404,7 +404,7 @@ class Dispatcher:
             self._prefilled(record)
             if not record.num_outputs:
                 # A later attempt's computing is no part of the time to the first token.
-                record.note_cached(message.num_cached_tokens)
+                record.num_not_computed = record.of_prompt(message.num_cached_tokens)
                 record.prefill_queue_s, record.prefill_s = message.queue_s, message.prefill_s
         if record.lacks_prompt_logprobs:
             record.prompt_logprobs = message.prompt_logprobs
@@ -447,7 +447,7 @@ class Dispatcher:
         record.bytes_moved += message.num_bytes
         if record.times.ready is None:
             record.times.ready = now
-            record.note_cached(message.num_cached_tokens)
+            record.num_not_moved = record.of_prompt(message.num_cached_tokens)
             record.reserve_s, record.copy_s = message.reserve_s, message.copy_s
         return []
 

@@ -42,6 +42,11 @@ class NodeGauges(Collector):
             "pdserve_preemptions", "Times that a sequence yielded its KV blocks", labels=("node", "role", "mode")
         )
         swap = GaugeMetricFamily("pdserve_swap_blocks", "Blocks of the host pool by state", labels=("node", "state"))
+        known = GaugeMetricFamily(
+            "pdserve_known_prefix_blocks",
+            "KV blocks that the router takes a node to find by hash",
+            labels=("node", "role"),
+        )
         queued = GaugeMetricFamily("pdserve_router_queued_requests", "Requests in the router's queue")
         if self.dispatcher is not None:
             queued.add_metric((), self.dispatcher.num_queued)
@@ -63,6 +68,7 @@ class NodeGauges(Collector):
                 leases.add_metric(labels, gauges.num_leases)
                 tokens.add_metric(labels, gauges.num_queued_tokens)
                 corrupt.add_metric(labels, gauges.num_corrupt)
+                known.add_metric(labels, len(node.cache))
                 reserved.add_metric(labels, gauges.num_reserved)
                 if node.role is not Role.PREFILL:
                     yielded.add_metric((*labels, "swap"), gauges.num_yielded_swap)
@@ -70,7 +76,7 @@ class NodeGauges(Collector):
                     yielded.add_metric((*labels, "return"), gauges.num_yielded_return)
                     swap.add_metric((node.node, "used"), gauges.num_swapped)
                     swap.add_metric((node.node, "free"), gauges.num_swap_blocks - gauges.num_swapped)
-        yield from (blocks, reserved, running, waiting, leases, tokens, corrupt, yielded, swap, queued)
+        yield from (blocks, reserved, running, waiting, leases, tokens, corrupt, known, yielded, swap, queued)
 
 
 class RouterMetrics:
@@ -91,6 +97,12 @@ class RouterMetrics:
         self._transfer = histogram("exposed_transfer", "From the first token to all blocks verified")
         self._requests = Counter("pdserve_requests", "Requests by how they ended", ("finish",), registry=self._registry)
         self._prompt = Counter("pdserve_prompt_tokens", "Prompt tokens of ended requests", registry=self._registry)
+        self._cached = Counter(
+            "pdserve_cached_prompt_tokens",
+            "Prompt tokens of ended requests that a prefix cache spared computing, or moving",
+            ("spared",),
+            registry=self._registry,
+        )
         self._output = Counter("pdserve_output_tokens", "Tokens streamed", registry=self._registry)
         self._moved = Counter("pdserve_kv_moved_bytes", "KV bytes pulled between nodes", registry=self._registry)
         self._attempts = Counter("pdserve_retries", "Attempts after the first", registry=self._registry)
@@ -109,6 +121,8 @@ class RouterMetrics:
                 histogram.observe(ledger[name])
         self._requests.labels(record.finish or "unknown").inc()
         self._prompt.inc(len(record.prompt))
+        self._cached.labels("computing").inc(record.num_not_computed)
+        self._cached.labels("moving").inc(record.num_not_moved)
         self._output.inc(record.num_outputs)
         self._moved.inc(record.bytes_moved)
         self._attempts.inc(max(0, record.attempt - 1))

@@ -37,6 +37,7 @@ def _node(node: Node) -> dict[str, Any]:
             "held": gauges.num_held,
             "leased": gauges.num_leased,
         }
+        shown["prefix_blocks"] = len(node.cache)
         shown["running"], shown["waiting"] = gauges.num_running, gauges.num_waiting
         shown["prompt_token_ms"] = round(1e3 * gauges.token_s, 3)
     return shown

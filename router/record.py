@@ -57,6 +57,8 @@ class Record:
     has_blocks     its decode node says that it has reserved them
     num_yields     how often decode nodes have taken its blocks for others and sent it back
     left           decode nodes it was taken from because they were late
+    num_not_computed, num_not_moved
+                   prompt tokens that were cached where the prompt was computed, and where they were moved to
     """
 
     request: RequestId
@@ -82,7 +84,8 @@ class Record:
     missed: dict[NodeId, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     finish: str | None = None
-    num_cached_tokens: int = 0
+    num_not_computed: int = 0
+    num_not_moved: int = 0
     prefill_queue_s: float = 0.0
     prefill_s: float = 0.0
     reserve_s: float = 0.0
@@ -139,9 +142,14 @@ class Record:
     def nodes(self) -> list[NodeId]:
         return [node for node in (self.prefill_node, self.decode_node) if node is not None]
 
-    def note_cached(self, num_tokens: int) -> None:
-        """A node found so many tokens in its prefix cache; of outputs that were computed again nobody asks."""
-        self.num_cached_tokens = max(self.num_cached_tokens, min(num_tokens, len(self.prompt)))
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were cached on one of the nodes."""
+        return max(self.num_not_computed, self.num_not_moved)
+
+    def of_prompt(self, num_tokens: int) -> int:
+        """Of so many tokens those of the prompt: of outputs that were computed again nobody asks."""
+        return min(num_tokens, len(self.prompt))
 
     def packed(self) -> tuple[bytes, tuple[Sample, ...]]:
         """The prompt and the samples that go on, as they travel."""

@@ -12,6 +12,7 @@ import pytest
 from pdserve.cluster.messages import Decode, FirstToken, Prefill, Ready
 from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.ids import NodeId, RequestId
+from pdserve.router.metrics import RouterMetrics
 from pdserve.router.record import Plan, Record
 from tests.in_process import BEAT_S, TINY_SPEC, VOCAB, InProcessCluster, Timing, continuation
 
@@ -243,3 +244,19 @@ def test_what_was_computed_for_the_first_token_is_told_apart_from_what_was_moved
     assert first.num_cached_tokens == 10 * BLOCK
     assert ready.num_cached_tokens == num_known * BLOCK
     assert len(sent(cluster, Decode)) == 1
+
+
+def test_prefix_hits_are_counted_by_what_they_have_spared():
+    cluster = make_cluster()
+    talk = start_elsewhere(cluster)
+    talk.turn()
+    metrics = RouterMetrics()
+    for record in talk.records:
+        metrics.observe(record)
+    text = metrics.text(cluster.dispatcher).decode()
+    first, second = talk.records
+    assert f"pdserve_prompt_tokens_total {len(first.prompt) + len(second.prompt)}.0" in text
+    assert f'pdserve_cached_prompt_tokens_total{{spared="computing"}} {10 * BLOCK}.0' in text
+    assert f'pdserve_cached_prompt_tokens_total{{spared="moving"}} {15 * BLOCK}.0' in text
+    num_known = len(cluster.dispatcher.nodes[D1].cache)
+    assert f'pdserve_known_prefix_blocks{{node="D1",role="decode"}} {num_known}.0' in text

@@ -24,6 +24,7 @@ def test_a_line_a_node_with_its_pool_and_its_links():
         "KV",
         "used",
         "leased",
+        "prefixes",
         "running",
         "waiting",
         "prompt",
@@ -35,6 +36,19 @@ def test_a_line_a_node_with_its_pool_and_its_links():
     assert prefill.startswith("P0    prefill  up     ")
     assert "of 64 blocks" in decode
     assert shown[-1] == "ready, 0 requests queued"
+
+
+def test_the_blocks_that_a_node_finds_by_hash_are_shown_as_far_as_the_router_knows():
+    cluster = InProcessCluster(num_blocks=64)
+    cluster.submit(list(range(40)), max_tokens=6)
+    cluster.run()
+    shown = [node["prefix_blocks"] for node in overview(cluster.dispatcher)["nodes"]]
+    assert shown == [0, 0]
+    told = cluster.now + 1.0
+    cluster.run(until=lambda: cluster.now > told)
+    shown = overview(cluster.dispatcher)
+    assert [(node["node"], node["prefix_blocks"]) for node in shown["nodes"]] == [("D0", 11), ("P0", 10)]
+    assert "11 blocks" in table(shown).splitlines()[1]
 
 
 def test_a_node_without_a_beat_has_joined_and_no_more_is_known():
