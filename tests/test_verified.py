@@ -12,6 +12,7 @@ import pytest
 
 from pdserve.cluster.messages import Bad, Blocks, End, Have, Message, Want
 from pdserve.core.ids import BlockId, NodeId, RequestId
+from pdserve.core.turns import Policy
 from pdserve.engine.kv_pool import PoolView
 from pdserve.kvtransfer.pull import BlockCopy
 from tests.in_process import TINY_SPEC, VOCAB, InProcessCluster, Timing, continuation
@@ -175,7 +176,9 @@ class Ordeal:
         self.way, self.place = way, place
         self.rng = random.Random(f"{way.name} {is_remote} {place}")
         self.sabotage = Sabotage(self.rng, **way.sabotage)
-        self.cluster = WatchedCluster(self.sabotage, is_remote=is_remote, max_step_tokens=64)
+        # The bystander first, whose blocks the other's are mixed up with.
+        options = {"max_step_tokens": 64, "policy": Policy.FCFS}
+        self.cluster = WatchedCluster(self.sabotage, is_remote=is_remote, **options)
         self.num_planned = 0
 
     def run_one(self, seed: int) -> None:
