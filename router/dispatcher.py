@@ -10,6 +10,7 @@ Prefill and Decode go out at the same moment. A token is taken once per index, i
 Called by RouterService.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import BlockHash, Epoch, NodeId, RequestId
 from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.core.turns import Policy
-from pdserve.router.placement import LIMITS, NO_LIMITS, Limits, Node, Place, pick, pick_other
+from pdserve.router.placement import LIMITS, Limits, Node, Place, pick, pick_other
 from pdserve.router.queue import RequestQueue
 from pdserve.router.record import Plan, Record
 
@@ -248,13 +249,22 @@ class Dispatcher:
         actions: list[Action] = []
 
         def place(record: Record) -> bool:
-            found = self._pick(record, self._limits)
-            if found is not None:
-                actions.extend(self._start(record, found, now))
-            return found is not None
+            found = self._pick(record, self._limits.max_prompts)
+            if found is None:
+                return False
+            node = found.computing
+            num_tokens = node.num_lacking(record.num_tokens, self._hashes(record))
+            if not node.takes(num_tokens, self._limits):
+                # Sooner than anywhere else. Those behind it are in turn after it there, and may be elsewhere sooner.
+                node.num_awaited += num_tokens
+                return False
+            actions.extend(self._start(record, found, now))
+            return True
 
         token_s, num_ahead = self._prefill_work()
         self._has_news = self._queue.admit(place, self._has_place_in_time, token_s, now, num_ahead)
+        for node in self.nodes.values():
+            node.num_awaited = 0
         return actions
 
     def _prefill_work(self) -> tuple[float, int]:
@@ -295,8 +305,8 @@ class Dispatcher:
             return None
         return max(0.0, record.times.arrived + self._ttft_slo_s - now)
 
-    def _pick(self, record: Record, limits: Limits) -> Place | None:
-        return pick(record, self._hashes(record), self._staying(), limits, self._cooperative)
+    def _pick(self, record: Record, max_prompts: float) -> Place | None:
+        return pick(record, self._hashes(record), self._staying(), max_prompts, self._cooperative)
 
     def _hashes(self, record: Record) -> Sequence[BlockHash]:
         """Names of the request's blocks; none before any node has joined."""
@@ -596,7 +606,7 @@ class Dispatcher:
         return actions
 
     def _has_place_in_time(self, record: Record) -> bool:
-        return self._pick(record, NO_LIMITS) is not None
+        return self._pick(record, math.inf) is not None
 
     def _prefilled(self, record: Record) -> None:
         """The prompt is computed: its place in the node's short line is free."""

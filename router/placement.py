@@ -40,7 +40,6 @@ class Limits:
 
 
 LIMITS = Limits()
-NO_LIMITS = Limits(math.inf, math.inf)
 
 
 @dataclass(slots=True)
@@ -50,6 +49,7 @@ class Node:
     The tokens of a stream are those it may grow to.
     is_leaving: it takes no new work.
     cache: blocks that it says it finds by hash.
+    num_awaited: tokens of requests that are in the queue until it takes them.
     is_fcfs: it computes prompts in the order in which they come; else a long one lets shorter ones go first.
     links: prefill nodes that a decode node says it is linked to. doubted: those it has failed with since then.
     """
@@ -65,6 +65,7 @@ class Node:
     is_leaving: bool = False
     prompts: dict[RequestId, int] = field(default_factory=dict)
     streams: dict[RequestId, int] = field(default_factory=dict)
+    num_awaited: int = 0
     is_fcfs: bool = True
 
     def fits(self, num_tokens: int) -> bool:
@@ -123,7 +124,8 @@ class Node:
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds until it would have computed so many tokens that are given to it now; 0 until its first beat."""
-        return (self.num_prompt_tokens + num_tokens) * self.gauges.token_s if self.gauges else 0.0
+        before = self.num_prompt_tokens + self.num_awaited
+        return (before + num_tokens) * self.gauges.token_s if self.gauges else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +197,14 @@ class Savings:
 
 
 def pick(
-    record: Record, hashes: Sequence[BlockHash], nodes: Collection[Node], limits: Limits, cooperative: bool
+    record: Record, hashes: Sequence[BlockHash], nodes: Collection[Node], max_prompts: float, cooperative: bool
 ) -> Place | None:
     """Where the request has its first token soonest, or None when no node has a place for it.
 
+    The node may have so much to do that it is given nothing now (Node.takes): it is to be waited for then.
+
     hashes       names of the request's blocks
-    limits       a node that has as much is given no more prompts
+    max_prompts  a node that has this many prompts is given no more
     cooperative  whether decode nodes compute prompts when that is sooner than to wait in a prefill node's line
     """
     savings = Savings(record, hashes, nodes)
@@ -213,7 +217,7 @@ def pick(
         soonest = (node.starts_no_prompt, savings.first_token_s(node))
         return *soonest, lends, node.num_prompt_tokens, -savings.transfer_s(place), num_streams, node.node
 
-    return min(_places(record, nodes, limits, cooperative, savings), key=cost, default=None)
+    return min(_places(record, nodes, max_prompts, cooperative, savings), key=cost, default=None)
 
 
 def pick_other(
@@ -234,16 +238,16 @@ def pick_other(
         return node.node not in (record.decode_node, *record.left) and node.num_spare_tokens >= needed
 
     decoders = [node for node in nodes if node.role is not Role.PREFILL and has_room(node)]
-    return pick(record, hashes, [*(source or prefills), *decoders], NO_LIMITS, cooperative=False)
+    return pick(record, hashes, [*(source or prefills), *decoders], math.inf, cooperative=False)
 
 
 def _places(
-    record: Record, nodes: Collection[Node], limits: Limits, cooperative: bool, savings: Savings
+    record: Record, nodes: Collection[Node], max_prompts: float, cooperative: bool, savings: Savings
 ) -> Iterator[Place]:
     """Every place. Where no prefill node could ever hold the prompt, as it may be once outputs have made it
     longer, decode nodes compute it."""
     fitting = [node for node in nodes if node.fits(record.num_tokens)]
-    open_ = [node for node in fitting if node.takes(savings.num_lacking(node), limits)]
+    open_ = [node for node in fitting if len(node.prompts) < max_prompts]
     prefills = [node for node in open_ if node.role is Role.PREFILL]
     if record.ends_with_prefill and prefills:
         yield from (Place(prefill, None) for prefill in prefills)
@@ -259,5 +263,5 @@ def _places(
         lends = no_prefill_node
         if cooperative and decode.room >= record.total_tokens:
             lends = lends or least is None or SPARED * savings.num_lacking(decode) <= least
-        if decode.takes(savings.num_lacking(decode), limits) and (decode.role is Role.BOTH or lends):
+        if len(decode.prompts) < max_prompts and (decode.role is Role.BOTH or lends):
             yield Place(None, decode)

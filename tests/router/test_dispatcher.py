@@ -154,6 +154,17 @@ def test_a_node_that_computes_short_prompts_first_is_given_them_beside_a_long_on
     assert given(submit(dispatcher, num_tokens=301)[1]) == []
 
 
+def test_a_request_waits_for_the_node_where_it_is_soonest_and_those_behind_it_go_where_they_are():
+    """The prefill node takes 0.3 s for each such prompt, the decode node as long as for six and a half of them."""
+    dispatcher = make_dispatcher("P0", cooperative=True)
+    beat(dispatcher, "P0", busy(token_s=0.01))
+    beat(dispatcher, "D0", busy(token_s=0.065), "P0")
+    first = [submit(dispatcher, num_tokens=30, max_tokens=2)[0] for _ in range(3)]
+    assert {dispatcher.find(request).plan for request in first} == {Plan.SPLIT}
+    plans = [dispatcher.find(submit(dispatcher, num_tokens=30, max_tokens=2)[0]).plan for _ in range(4)]
+    assert plans == [Plan.SPLIT, None, None, Plan.LOCAL]
+
+
 def test_a_request_of_higher_priority_is_given_to_a_node_before_those_that_wait():
     dispatcher = make_dispatcher("P0", limits=Limits(max_prompts=1))
     first, _ = submit(dispatcher)

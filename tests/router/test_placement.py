@@ -6,7 +6,7 @@ from pdserve.cluster.messages import Capacity, Gauges, Link, Peer, Role
 from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.ids import BlockHash, Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.sampling import SamplingParams
-from pdserve.router.placement import NO_LIMITS, Limits, Node, Place, pick
+from pdserve.router.placement import Limits, Node, Place, pick
 from pdserve.router.record import Plan, Record, Times
 
 BLOCK = 4
@@ -80,7 +80,7 @@ def picked(
 ) -> tuple[str | None, str | None] | None:
     """Names of the prefill and the decode node."""
     record = record or make_record()
-    place = pick(record, names_of(record), nodes, Limits(max_prompts, math.inf), cooperative)
+    place = pick(record, names_of(record), nodes, max_prompts, cooperative)
     if place is None:
         return None
     return place.prefill and place.prefill.node, place.decode and place.decode.node
@@ -203,7 +203,6 @@ def test_a_node_with_a_second_of_work_before_it_is_given_no_prompt_unless_it_is_
     busy, idle = prefill("P0", prompts=(600, 500)), prefill("P0", token_s=9.0)
     assert busy.takes(40, Limits(max_work_s=1.2))
     assert not busy.takes(40, Limits(max_work_s=1.0))
-    assert busy.takes(40, NO_LIMITS)
     assert idle.takes(4000, Limits(max_work_s=0.0))
 
 
@@ -308,7 +307,7 @@ def test_without_cooperation_every_prompt_is_handed_off_however_long_the_line():
 def test_a_pick_changes_no_node():
     nodes = [prefill("P0", prompts=(500,)), decode("D0", num_streams=2)]
     before = [repr(node) for node in nodes]
-    assert pick(make_record(), HASHES, nodes, Limits(), True) is not None
+    assert pick(make_record(), HASHES, nodes, 8, True) is not None
     assert [repr(node) for node in nodes] == before
 
 
