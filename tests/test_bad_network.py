@@ -60,15 +60,16 @@ fate = pytest.mark.parametrize("fate", list(Fate), ids=lambda fate: fate.value)
 
 @dataclass
 class Asked:
-    """One request of a load, and when it came."""
+    """One request of a load with so many samples, and when it came."""
 
     prompt: list[int]
     request: RequestId
     at: float
+    n: int
 
 
 class Load:
-    """Prompts with and without a common prefix, spread over a second."""
+    """Prompts with and without a common prefix, of one or two samples, spread over a second."""
 
     def __init__(self, cluster: InProcessCluster, seed: int, num_requests: int = 20, max_blocks: int = 4):
         rng = random.Random(seed)
@@ -77,14 +78,15 @@ class Load:
         self.cancelled: set[RequestId] = set()
         self._num_requests = num_requests
         common = [rng.randrange(VOCAB) for _ in range(3 * BLOCK)]
-        for _ in range(num_requests):
+        for index in range(num_requests):
             head = common if rng.random() < 0.5 else []
             prompt = head + [rng.randrange(VOCAB) for _ in range(rng.randint(1, max_blocks * BLOCK))]
             max_tokens = rng.randint(1, 10)
-            cluster.at(rng.random(), lambda prompt=prompt, max_tokens=max_tokens: self._ask(prompt, max_tokens))
+            asked = (prompt, max_tokens, 1 + index % 2)
+            cluster.at(rng.random(), lambda asked=asked: self._ask(*asked))
 
-    def _ask(self, prompt: list[int], max_tokens: int) -> None:
-        self.asked.append(Asked(prompt, self.cluster.submit(prompt, max_tokens), self.cluster.now))
+    def _ask(self, prompt: list[int], max_tokens: int, n: int) -> None:
+        self.asked.append(Asked(prompt, self.cluster.submit(prompt, max_tokens, n=n), self.cluster.now, n))
 
     def cancel_one(self) -> None:
         """The client of the oldest request that still waits for its first token goes away."""
@@ -102,9 +104,10 @@ class Load:
         over = cluster.now
         for asked in self.asked:
             outcome = cluster.outcomes[asked.request]
-            assert outcome.tokens == continuation(asked.prompt, len(outcome.tokens))
+            for sample, tokens in outcome.samples.items():
+                assert tokens == continuation(asked.prompt, len(tokens), sample)
             if asked.request not in self.cancelled:
-                assert outcome.finish == "length", outcome
+                assert outcome.finishes == dict.fromkeys(range(asked.n), "length"), outcome
                 assert outcome.arrivals[-1] - asked.at <= limit_s
         cluster.run(limit_s=over + drain_s)
         cluster.assert_drained()

@@ -16,6 +16,7 @@ from pdserve.cluster.attempts import DEFAULT_LEASE_S
 from pdserve.cluster.memory import MemoryHub
 from pdserve.cluster.messages import DecodeInbox, Message, PrefillInbox, RouterInbox
 from pdserve.core.ids import NodeId, RequestId
+from pdserve.decode_node.preemption import Mode
 from tests.in_process import BEAT_S, ROUTER, TINY_SPEC, InProcessCluster, Timing, continuation
 
 BLOCK = TINY_SPEC.block_size
@@ -35,8 +36,17 @@ class ClusterMachine(RuleBasedStateMachine):
         num_blocks=st.sampled_from([12, 20, 64]),
         max_step_tokens=st.sampled_from([3, 8, 64]),
         block_s=st.sampled_from([0.0002, 0.05]),
+        mode=st.sampled_from(Mode),
     )
-    def start(self, is_remote: bool, cooperative: bool, num_blocks: int, max_step_tokens: int, block_s: float) -> None:
+    def start(
+        self,
+        is_remote: bool,
+        cooperative: bool,
+        num_blocks: int,
+        max_step_tokens: int,
+        block_s: float,
+        mode: Mode,
+    ) -> None:
         self.cluster = InProcessCluster(
             2,
             2,
@@ -47,8 +57,11 @@ class ClusterMachine(RuleBasedStateMachine):
             max_attempts=100,
             cooperative=cooperative,
             is_remote=is_remote,
+            mode=mode,
+            num_swap_blocks=8,
         )
-        self.prompts: dict[RequestId, tuple[list[int], int]] = {}
+        self.prompts: dict[RequestId, tuple[list[int], int, int]] = {}
+        self.stopped: set[tuple[RequestId, int]] = set()
         self.num_scripts = 0
 
     # ---- requests --------------------------------------------------------------------------------
@@ -59,13 +72,15 @@ class ClusterMachine(RuleBasedStateMachine):
         extra=st.integers(-1, 1),
         own=st.integers(0, 2),
         max_tokens=st.integers(1, 2 * BLOCK),
+        priority=st.integers(0, 1),
+        n=st.integers(1, 3),
     )
-    def submit(self, stem: int, num_blocks: int, extra: int, own: int, max_tokens: int) -> None:
+    def submit(self, stem: int, num_blocks: int, extra: int, own: int, max_tokens: int, priority: int, n: int) -> None:
         """Prompts that share a beginning of any number of blocks, with ends around the edge of one."""
         length = max(1, num_blocks * BLOCK + extra)
         prompt = [1000 * stem + i for i in range(length)]
         prompt[-1] += 100 * own
-        self.prompts[self.cluster.submit(prompt, max_tokens)] = (prompt, max_tokens)
+        self.prompts[self.cluster.submit(prompt, max_tokens, priority, n)] = (prompt, max_tokens, n)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -74,6 +89,23 @@ class ClusterMachine(RuleBasedStateMachine):
             request = data.draw(st.sampled_from(running))
             self.cluster.cancel(request)
             self.cluster.outcomes[request].given_up = "cancelled"
+
+    @rule(data=st.data())
+    def stop_sample(self, data: st.DataObject) -> None:
+        running = [
+            (request, sample)
+            for request, (_, _, n) in self.prompts.items()
+            if not self.cluster.outcomes[request].is_over
+            for sample in range(n)
+            if not self.cluster.outcomes[request].is_over
+            and self.cluster.records[request].samples[sample].finish is None
+        ]
+        if running:
+            request, sample = data.draw(st.sampled_from(running))
+            self.stopped.add((request, sample))
+            self.cluster.stop_sample(request, sample)
+            if not self.cluster.records[request].live:
+                self.cluster.outcomes[request].finish = "stop"
 
     # ---- faults ----------------------------------------------------------------------------------
 
@@ -129,11 +161,14 @@ class ClusterMachine(RuleBasedStateMachine):
         # What still befalls a message costs the two beats in which it is missed, and the work.
         limit_s = MAX_SILENCE_S + MAX_HELD_UP_S + DEFAULT_LEASE_S + WORK_S + 2 * BEAT_S * (1 + self.num_scripts)
         cluster.run(limit_s=cluster.now + limit_s)
-        for request, (prompt, max_tokens) in self.prompts.items():
+        for request, (prompt, max_tokens, n) in self.prompts.items():
             outcome = cluster.outcomes[request]
-            assert outcome.tokens == continuation(prompt, len(outcome.tokens))
+            for sample, tokens in outcome.samples.items():
+                assert tokens == continuation(prompt, len(tokens), sample)
             if outcome.given_up is None:
-                assert (outcome.finish, len(outcome.tokens)) == ("length", max_tokens)
+                whole = [sample for sample in range(n) if (request, sample) not in self.stopped]
+                assert all(outcome.finishes[sample] == "length" for sample in whole)
+                assert all(len(outcome.samples[sample]) == max_tokens for sample in whole)
             else:
                 assert outcome.given_up == "cancelled", outcome
         cluster.assert_drained()

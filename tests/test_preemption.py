@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from pdserve.cluster.memory import Fate
 from pdserve.cluster.messages import Decode, Returned
 from pdserve.core.ids import NodeId, RequestId
 from pdserve.decode_node.job import MAX_YIELDS
@@ -195,3 +196,16 @@ def test_clients_that_go_away_while_sequences_come_and_go_leave_nothing(mode: Mo
             assert outcome.samples == {s: continuation(prompt, 30, s) for s in outcome.samples}
             assert outcome.given_up is None
     cluster.assert_drained()
+
+
+@pytest.mark.parametrize("fate", list(Fate), ids=lambda fate: fate.value)
+@pytest.mark.parametrize("is_remote", [False, True], ids=["shm", "zmq"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_word_that_a_request_is_sent_back_may_be_lost_repeated_or_late(count: int, is_remote: bool, fate: Fate):
+    cluster = InProcessCluster(num_blocks=20, mode=Mode.RETURN, max_attempts=5, is_remote=is_remote)
+    hub = cluster.hub
+    {Fate.LOST: hub.drop_next, Fate.TWICE: hub.repeat_next, Fate.LATE: hub.delay_next}[fate](Returned, count)
+    prompts = crowd(cluster)
+    cluster.run(limit_s=60)
+    check(cluster, prompts)
+    assert hub.num_scripted == 0
