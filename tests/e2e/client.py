@@ -137,6 +137,12 @@ class Client:
                 break
         return blocks
 
+    async def until_none(self, name: str, within_s: float) -> None:
+        """Until a gauge is 0 for all its labels; fails when it is not in time."""
+        async for values in self._again_and_again(lambda: self.gauges(name), within_s):
+            if not any(values.values()):
+                break
+
     async def until_ready(self) -> None:
         """Until a prefill node and a decode node are linked; fails when they are not in time."""
         async for ready in self._again_and_again(lambda: self.get("/ready"), PATIENCE_S):
