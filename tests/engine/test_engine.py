@@ -1,5 +1,7 @@
 """Loading, attaching, sealing: what Engine promises besides the numbers of the model."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import xxhash
@@ -7,10 +9,11 @@ import xxhash
 from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.ids import BlockHash, BlockId
 from pdserve.core.kv_spec import KVSpec
+from pdserve.core.sampling import SamplingParams
 from pdserve.engine import engine as engine_module
 from pdserve.engine.engine import Engine, resolve_dtype
 from pdserve.engine.kv_pool import KVPool, buffer_bytes
-from pdserve.engine.step import Seal, StepPlan
+from pdserve.engine.step import SampleSpec, Seal, StepPlan
 from tests.checkpoints import make_llama_checkpoint
 from tests.engine.steps import BLOCK_SIZE, make_engine, make_row, table
 
@@ -112,3 +115,30 @@ def test_auto_takes_the_checkpoints_dtype_only_where_the_device_computes_it(monk
     assert resolve_dtype("auto", "float16", "cuda") == "float16"
     assert resolve_dtype("auto", "float32", "cpu") == "float32"
     assert resolve_dtype("float16", "bfloat16", "cpu") == "float16"
+
+
+def test_samples_of_one_row_draw_what_rows_of_their_own_draw(model_dir):
+    engine, prompt = make_engine(model_dir), list(range(10, 40))
+    params = SamplingParams(temperature=1.5, seed=9, logprobs=3, repetition_penalty=1.3)
+    specs = tuple(SampleSpec(params, 0, sample, tuple(prompt), len(prompt)) for sample in range(8))
+    row = replace(make_row(prompt), samples=specs)
+    together = engine.step(StepPlan(0, (row,))).draws[0]
+    alone = [engine.step(StepPlan(1, (replace(row, samples=(spec,)),))).draws[0] for spec in specs]
+    assert [(draw,) for draw in together] == alone
+    assert len({draw.token for draw in together}) > 2
+
+
+def test_a_step_gives_log_probabilities_to_the_rows_that_ask_and_in_their_order(model_dir):
+    engine = make_engine(model_dir)
+    rows = tuple(
+        make_row(list(range(10 + key, 30)), key=key, blocks=table(4 * key, 4), params=SamplingParams(logprobs=asked))
+        for key, asked in enumerate((2, None, 0, 5))
+    )
+    together = engine.step(StepPlan(0, rows)).draws
+    assert {key: len(draw.logprobs) for key, (draw,) in together.items()} == {0: 1, 1: 0, 2: 1, 3: 1}
+    for row in rows:
+        (found,) = together[row.key]
+        for own, *top in found.logprobs:
+            # A greedy token is the likeliest itself.
+            assert own.token == found.token
+            assert top[:1] in ([own], [])

@@ -9,7 +9,7 @@ import torch
 
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.batch import build_batch
-from pdserve.engine.step import Row, StepPlan
+from pdserve.engine.step import Row, SampleSpec, StepPlan
 from tests.checkpoints import VOCAB_SIZE, make_llama_checkpoint
 from tests.engine.steps import BLOCK_SIZE, generate, make_engine, make_row, table, tokens_of
 
@@ -93,6 +93,22 @@ def test_logits_equal_transformers_with_and_without_a_cached_prefix(model_dir, m
     with torch.inference_mode():
         expected = model(torch.tensor([prompt])).logits[0, -1]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_log_probabilities_of_drawn_tokens_are_the_models_own(model_dir, model):
+    engine, prompt, blocks = make_engine(model_dir), make_prompt(30), table(0, 12)
+    params = SamplingParams(temperature=0.7, top_k=5, seed=4, presence_penalty=1.0, logprobs=3)
+    tokens = list(prompt)
+    for start in (0, 30, 31, 32):
+        spec = SampleSpec(params, len(tokens) - 30, history=tuple(tokens), num_prompt=30)
+        row = Row(0, tuple(tokens[start:]), start, blocks, samples=(spec,))
+        (draw,) = engine.step(StepPlan(0, (row,))).draws[0]
+        with torch.inference_mode():
+            exact = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+        ((own, *top),) = draw.logprobs
+        assert (own.token, own.logprob) == (draw.token, pytest.approx(float(exact[draw.token]), abs=1e-4))
+        assert [entry.token for entry in top] == exact.topk(3).indices.tolist()
+        tokens.append(draw.token)
 
 
 def test_llama3_rope_frequencies_equal_transformers(tmp_path):
