@@ -41,7 +41,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.model = model
         self._device = torch.device(device)
-        self._draw_rows = load_draw() if device == "cpu" else None
+        self._draw_kernels = load_draw() if device == "cpu" else None
         self._pool: KVPool | None = None
         self._layer_kvs: list[torch.Tensor] = []
 
@@ -119,7 +119,7 @@ class Engine:
         """Draws and scores by row key."""
         batch = build_batch(plan.rows, pool.spec, self._device, self.model.min_rows)
         outputs = self.model.forward(batch, self._layer_kvs)
-        draws = draw(outputs.logits, [row.samples for row in batch.sampled_rows], self._draw_rows)
+        draws = draw(outputs.logits, [row.samples for row in batch.sampled_rows], self._draw_kernels)
         scores = self._score(outputs.scored, batch.scored_rows)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -134,7 +134,7 @@ class Engine:
         for first in range(0, len(token_ids), SCORED_AT_ONCE):
             part = slice(first, first + SCORED_AT_ONCE)
             logits = finite(self.model.logits(outputs[part]))
-            found += log_probabilities(logits, token_ids[part], num_top[part])
+            found += log_probabilities(logits.unbind(), token_ids[part], num_top[part], self._draw_kernels)
         each = iter(found)
         return {key: Logprobs.join(islice(each, len(scored.token_ids))) for key, scored in wanted}
 

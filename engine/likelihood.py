@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pdserve.core.logprobs import Logprobs
+from pdserve.kernels.draw import DrawKernels
 
 
 def finite(logits: Tensor) -> Tensor:
@@ -23,21 +24,30 @@ def finite(logits: Tensor) -> Tensor:
     return logits.nan_to_num(nan=float("-inf"), posinf=torch.finfo(logits.dtype).max, neginf=float("-inf"))
 
 
-def log_probabilities(logits: Tensor, tokens: Sequence[int], num_top: Sequence[int]) -> list[Logprobs]:
+def log_probabilities(
+    rows: Sequence[Tensor], tokens: Sequence[int], num_top: Sequence[int], native: DrawKernels | None
+) -> list[Logprobs]:
     """Of one token a row, with its num_top likeliest ids (as many as there are at most), ties to the lowest id.
 
-    logits  [num_rows, vocab_size] float32 as `finite` returns them, read only. An id without any probability has
-            minus infinity; in a row of minus infinity all have.
+    rows    at least one, each [vocab_size] float32, of logits as `finite` returns them, read only. An id without any
+            probability has minus infinity; in a row of minus infinity all have.
+    native  computes in C++; without it torch does, on any device
     """
-    most = min(max(num_top), logits.shape[1])
-    ids = torch.cat((torch.tensor(tokens, device=logits.device)[:, None], _likeliest(logits, most)), dim=1)
-    values = logits.log_softmax(dim=-1).gather(1, ids).nan_to_num_(nan=float("-inf"), neginf=float("-inf"))
-    packed_ids, packed_values = ids.to(torch.int32).cpu().numpy(), values.cpu().numpy()
+    most = min(max(num_top), len(rows[0]))
+    ids, values = native.log_probabilities(rows, tokens, most) if native else _in_torch(rows, tokens, most)
+    packed_ids, packed_values = ids.numpy(), values.numpy()
     widths = [1 + min(num, most) for num in num_top]
     return [
         Logprobs(width - 1, packed_ids[row, :width].tobytes(), packed_values[row, :width].tobytes())
         for row, width in enumerate(widths)
     ]
+
+
+def _in_torch(rows: Sequence[Tensor], tokens: Sequence[int], num_top: int) -> tuple[Tensor, Tensor]:
+    logits = torch.stack(list(rows))
+    ids = torch.cat((torch.tensor(tokens, device=logits.device)[:, None], _likeliest(logits, num_top)), dim=1)
+    values = logits.log_softmax(dim=-1).gather(1, ids).nan_to_num_(nan=float("-inf"), neginf=float("-inf"))
+    return ids.to(torch.int32).cpu(), values.cpu()
 
 
 def _likeliest(logits: Tensor, count: int) -> Tensor:

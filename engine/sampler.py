@@ -24,7 +24,7 @@ from pdserve.core.sampling import SamplingParams
 from pdserve.engine.likelihood import finite, log_probabilities
 from pdserve.engine.logit_rules import apply_rules
 from pdserve.engine.step import Draw, SampleSpec
-from pdserve.kernels.draw import DrawRows
+from pdserve.kernels.draw import DrawKernels
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -39,7 +39,7 @@ REACH = 26.1
 TOP_P_CANDIDATES = 256
 
 
-def draw(logits: Tensor, samples: Sequence[Sequence[SampleSpec]], native: DrawRows | None) -> list[tuple[Draw, ...]]:
+def draw(logits: Tensor, samples: Sequence[Sequence[SampleSpec]], native: DrawKernels | None) -> list[tuple[Draw, ...]]:
     """The draws of each row's samples, in their order, with the log-probabilities that they ask for.
 
     logits   [num_sampled, vocab_size] float32, read only
@@ -55,7 +55,7 @@ def draw(logits: Tensor, samples: Sequence[Sequence[SampleSpec]], native: DrawRo
     changed = [row for logit_row, row_specs in zip(logits, samples, strict=True) for row in _rows(logit_row, row_specs)]
     tokens = _draw_natively(changed, specs, native) if native is not None else _draw_in_torch(changed, specs)
     owners = [row for row, row_specs in enumerate(samples) for _ in row_specs]
-    found = iter(_draws(logits, owners, specs, tokens))
+    found = iter(_draws([logits[row] for row in owners], specs, tokens, native))
     return [tuple(next(found) for _ in row_specs) for row_specs in samples]
 
 
@@ -80,22 +80,22 @@ def _rows(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Tensor]:
     return rows
 
 
-def _draws(logits: Tensor, owners: list[int], specs: list[SampleSpec], tokens: list[int]) -> list[Draw]:
-    """owners: the row of the raw logits that each was drawn for."""
+def _draws(rows: list[Tensor], specs: list[SampleSpec], tokens: list[int], native: DrawKernels | None) -> list[Draw]:
+    """rows: the raw logits that each was drawn for."""
     wanted = {index: spec.params.logprobs for index, spec in enumerate(specs) if spec.params.logprobs is not None}
     draws = [Draw(token) for token in tokens]
     if wanted:
-        rows = torch.tensor([owners[index] for index in wanted], device=logits.device)
-        found = log_probabilities(logits[rows], [tokens[index] for index in wanted], list(wanted.values()))
+        asking, drawn = [rows[index] for index in wanted], [tokens[index] for index in wanted]
+        found = log_probabilities(asking, drawn, list(wanted.values()), native)
         for index, logprobs in zip(wanted, found, strict=True):
             draws[index] = Draw(tokens[index], logprobs)
     return draws
 
 
-def _draw_natively(rows: list[Tensor], specs: list[SampleSpec], native: DrawRows) -> list[int]:
+def _draw_natively(rows: list[Tensor], specs: list[SampleSpec], native: DrawKernels) -> list[int]:
     params = [spec.params for spec in specs]
     temperatures = [0.0 if param.is_greedy else param.temperature for param in params]
-    return native(
+    return native.draw_rows(
         rows,
         _words(specs),
         temperatures,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from pdserve.kernels.draw import DrawRows, load_draw
+from pdserve.kernels.draw import DrawKernels, load_draw
 
 
 @pytest.fixture(params=["torch", "native"])
-def native(request: pytest.FixtureRequest) -> DrawRows | None:
+def native(request: pytest.FixtureRequest) -> DrawKernels | None:
     if request.param == "torch":
         return None
     loaded = load_draw()

@@ -8,7 +8,7 @@ import torch
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine import sampler
 from pdserve.engine.step import SampleSpec
-from pdserve.kernels.draw import DrawRows
+from pdserve.kernels.draw import DrawKernels
 
 
 def make_spec(
@@ -27,12 +27,12 @@ def make_logits(vocab_size: int, seed: int = 0, scale: float = 3.0) -> torch.Ten
     return torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def draw(logits: torch.Tensor, specs: Sequence[SampleSpec], native: DrawRows | None) -> list[int]:
+def draw(logits: torch.Tensor, specs: Sequence[SampleSpec], native: DrawKernels | None) -> list[int]:
     """One token a row."""
     return [found.token for (found,) in sampler.draw(logits, [(spec,) for spec in specs], native)]
 
 
-def draw_one(logits: torch.Tensor, spec: SampleSpec, native: DrawRows | None) -> int:
+def draw_one(logits: torch.Tensor, spec: SampleSpec, native: DrawKernels | None) -> int:
     return draw(logits[None], [spec], native)[0]
 
 

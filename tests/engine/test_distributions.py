@@ -14,7 +14,7 @@ import torch
 from pdserve.core.sampling import Bias
 from pdserve.engine import sampler
 from pdserve.engine.step import SampleSpec
-from pdserve.kernels.draw import DrawRows
+from pdserve.kernels.draw import DrawKernels
 from tests.engine.drawing import make_logits, make_spec
 
 VOCAB_SIZE = 12
@@ -75,7 +75,7 @@ def check(counts: Counter, expected: list[float]) -> None:
     assert g - 2 * sum(seen - due for seen, due in cells) < chi_square_limit(max(len(cells) - 1, 1))
 
 
-def draws_of(logits: torch.Tensor, specs: list[SampleSpec], native: DrawRows | None) -> list[int]:
+def draws_of(logits: torch.Tensor, specs: list[SampleSpec], native: DrawKernels | None) -> list[int]:
     """Many draws from one row of logits."""
     (draws,) = sampler.draw(logits[None], [specs], native)
     return [found.token for found in draws]

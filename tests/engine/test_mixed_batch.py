@@ -9,7 +9,7 @@ import torch
 from pdserve.core.sampling import Bias
 from pdserve.engine import sampler
 from pdserve.engine.step import Draw, SampleSpec
-from pdserve.kernels.draw import DrawRows
+from pdserve.kernels.draw import DrawKernels
 from tests.engine.drawing import make_logits, make_spec
 
 NUM_ROWS = 46
@@ -51,7 +51,7 @@ def make_batch(vocab_size: int) -> tuple[torch.Tensor, list[tuple[SampleSpec, ..
 
 
 def draw_alone(
-    logits: torch.Tensor, samples: Sequence[Sequence[SampleSpec]], native: DrawRows | None
+    logits: torch.Tensor, samples: Sequence[Sequence[SampleSpec]], native: DrawKernels | None
 ) -> list[tuple[Draw, ...]]:
     return [sampler.draw(logits[row].clone()[None], [samples[row]], native)[0] for row in range(len(samples))]
 
@@ -98,7 +98,16 @@ def test_the_batch_has_every_kind_of_request_and_both_ways_draw_the_same(native)
     for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "logprobs"):
         assert len({getattr(param, name) for param in params}) > 1
     assert {len(specs) for specs in samples} == {1, 2, 4}
-    assert sampler.draw(logits, samples, native) == sampler.draw(logits, samples, None)
+    drawn, in_torch = (
+        [draw for draws in sampler.draw(logits, samples, way) for draw in draws] for way in (native, None)
+    )
+    assert [draw.token for draw in drawn] == [draw.token for draw in in_torch]
+    assert [draw.logprobs.token_ids for draw in drawn] == [draw.logprobs.token_ids for draw in in_torch]
+    values, expected = (
+        [entry.logprob for draw in draws for entries in draw.logprobs for entry in entries]
+        for draws in (drawn, in_torch)
+    )
+    assert values == pytest.approx(expected, abs=1e-5)
 
 
 def test_drawing_leaves_the_logits_as_they_were(native):
