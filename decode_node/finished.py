@@ -25,25 +25,29 @@ class Finished:
 
 
 class FinishedSamples:
+    """By request, the one that has finished a sample last at the end."""
+
     def __init__(self) -> None:
-        self._finished: dict[tuple[RequestId, int], Finished] = {}
+        self._finished: dict[RequestId, dict[int, Finished]] = {}
 
     def add(self, run: TokenRun, now: float) -> None:
-        self._finished[run.request, run.sample] = Finished(run, now)
+        samples = self._finished.pop(run.request, {})
+        self._finished[run.request] = samples | {run.sample: Finished(run, now)}
         if len(self._finished) > MAX_KEPT:
             del self._finished[next(iter(self._finished))]
 
     def forget(self, request: RequestId, attempt: int, sample: int | None) -> None:
         """The router has everything of this attempt, or of one sample of it; a later attempt's tokens stay."""
-        samples = [sample] if sample is not None else [s for r, s in self._finished if r == request]
-        for each in samples:
-            finished = self._finished.get((request, each))
-            if finished is not None and finished.run.attempt <= attempt:
-                del self._finished[request, each]
+        samples = self._finished.get(request, {})
+        for index, finished in list(samples.items()):
+            if sample in (None, index) and finished.run.attempt <= attempt:
+                del samples[index]
+        if not samples:
+            self._finished.pop(request, None)
 
     def resume(self, message: Resume) -> TokenRun | None:
         """The tokens from first_index on, or None when this attempt of the sample did not finish here."""
-        finished = self._finished.get((message.request, message.sample))
+        finished = self._finished.get(message.request, {}).get(message.sample)
         if finished is None or finished.run.attempt != message.attempt:
             return None
         run = finished.run
@@ -58,13 +62,14 @@ class FinishedSamples:
 
     def sweep(self, now: float) -> None:
         while self._finished:
-            key, oldest = next(iter(self._finished.items()))
-            if now - oldest.ended_at < KEEP_S:
+            request, samples = next(iter(self._finished.items()))
+            if any(now - finished.ended_at < KEEP_S for finished in samples.values()):
                 return
-            del self._finished[key]
+            del self._finished[request]
 
     def held(self) -> list[HeldEntry]:
         return [
             HeldEntry(f.run.request, f.run.attempt, Stage.DONE, f.num_outputs, sample=f.run.sample)
-            for f in self._finished.values()
+            for samples in self._finished.values()
+            for f in samples.values()
         ]

@@ -179,6 +179,13 @@ class Jobs:
         """Those of a request, as they are now."""
         return list(self.by_request.get(request, ()))
 
+    def find(self, request: RequestId, attempt: int, sample: int) -> Job | None:
+        """The job of one sample, once it has one of its own."""
+        for job in self.of(request):
+            if job.sequence.attempt == attempt and job.sequence.sample == sample and not job.samples:
+                return job
+        return None
+
     def attempt(self, request: RequestId) -> int:
         """The attempt that is here; 0: none."""
         jobs = self.by_request.get(request)

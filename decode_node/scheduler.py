@@ -6,7 +6,7 @@
     local plans start QUEUED; any state ── Cancel, lease over ──► gone (freed when step and copies end)
 
 Owns the block pool and the requests of this node, and takes each event to where it belongs: Reservations gives
-blocks to requests, HandOffs pulls them in, Batch runs steps, FinishedRequests repeats what the router has missed.
+blocks to requests, HandOffs pulls them in, Batch runs steps, Streams tells the router of tokens.
 Called by DecodeNode on the event loop.
 """
 
@@ -21,8 +21,6 @@ from pdserve.cluster.messages import (
     Decode,
     Drawn,
     Failed,
-    Finish,
-    FirstToken,
     Gauges,
     Held,
     HeldEntry,
@@ -36,23 +34,22 @@ from pdserve.cluster.messages import (
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.errors import ProtocolError
-from pdserve.core.ids import NodeId, RequestId
-from pdserve.core.logprobs import Logprobs
+from pdserve.core.ids import NodeId
 from pdserve.core.turns import Policy
 from pdserve.decode_node.batch import Batch
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.ends import Ends
-from pdserve.decode_node.finished import FinishedSamples
 from pdserve.decode_node.growth import Growth
 from pdserve.decode_node.hand_offs import HandOffs
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.decode_node.preemption import Mode, Preemption
 from pdserve.decode_node.reservations import Reservations
 from pdserve.decode_node.samples import Keys, Samples
+from pdserve.decode_node.streams import Streams, first_token
 from pdserve.decode_node.swap import SwapIn, SwapOut, SwappedIn, SwappedOut
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
-from pdserve.engine.step import Draw, RunStep, StepDone
+from pdserve.engine.step import RunStep, StepDone
 from pdserve.kvtransfer.drawn import drawn_after
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone
 
@@ -100,7 +97,7 @@ class DecodeScheduler:
         )
         self._growth = Growth(self._jobs, self.reservations, self._preemption)
         self._batch = Batch(self._jobs, pool, self._growth, hasher, budget, policy)
-        self._finished = FinishedSamples()
+        self._streams = Streams(self._jobs, self._ends)
         self._keys = Keys()
         self._samples = Samples(self._jobs, self.reservations, self._keys, hasher)
         self._is_leaving = False
@@ -182,10 +179,10 @@ class DecodeScheduler:
         return [*actions, *self._hand_offs.begin(job, message.source.node, now)]
 
     def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
-        self._finished.forget(message.request, message.attempt, message.sample)
+        self._streams.finished.forget(message.request, message.attempt, message.sample)
         known = self._jobs.attempt(message.request)
         if message.sample is not None:
-            job = self._find(message.request, message.attempt, message.sample)
+            job = self._jobs.find(message.request, message.attempt, message.sample)
             return [] if job is None else self._ends.end_job(job, now)
         if not known or known > message.attempt:
             self._ends.ended.add(message.request, message.attempt, now)
@@ -203,14 +200,8 @@ class DecodeScheduler:
         return [Send(sender, self.held(message.beat, self.pool.log.delta(message.cache)))]
 
     def _on_resume(self, sender: NodeId, message: Resume, now: float) -> Iterable[Action]:
-        run = self._finished.resume(message)
-        if run is not None:
-            return [Send(sender, Tokens((run,)))]
-        job = self._find(message.request, message.attempt, message.sample)
-        if job is None or message.first_index >= job.num_sent:
-            return []
-        job.num_sent = message.first_index
-        return [Send(sender, Tokens((self._unsent(job, None),)))]
+        run = self._streams.resume(message)
+        return [] if run is None else [Send(sender, Tokens((run,)))]
 
     def _news(self) -> Send:
         """Goes before any Failed: else the router might pick a lost link again, until no attempt is left."""
@@ -237,68 +228,28 @@ class DecodeScheduler:
             elif job.sequence.num_missing == 0:
                 drawn = drawn_after(job.sequence, draws)
                 if job.prefills_here:
-                    actions.append(Send(self._router, self._first_token(job, drawn, now)))
+                    actions.append(Send(self._router, first_token(job, drawn, now)))
                 if job.samples:
                     actions += self._part(job, job.drawn or drawn, now)
                 else:
-                    runs += self._add(job, draws, drawn, now)
+                    runs += self._streams.add(job, draws, drawn, now)
         return [*actions, Send(self._router, Tokens(tuple(runs)))] if runs else actions
-
-    def _add(self, job: Job, draws: Iterable[Draw], drawn: Iterable[Drawn], now: float) -> list[TokenRun]:
-        """One more token of a sample; returns what the router has not been told of it."""
-        runs = []
-        for draw, each in zip(draws, drawn, strict=True):
-            job.add(draw)
-            if job.prefills_here:
-                job.prefills_here, job.sequence.scores_prompt = False, False
-                job.num_sent = job.sequence.num_outputs
-            else:
-                runs.append(self._unsent(job, each.finish))
-            if each.finish is not None:
-                self._finished.add(_run(job, job.num_given, each.finish), now)
-                self._ends.end_job(job, now)
-        return runs
 
     def _part(self, head: Job, drawn: Iterable[Drawn], now: float) -> list[Send]:
         """What the samples of a request share is computed: each goes on by itself."""
         sequence = head.sequence
         runs = self._samples.part(head, drawn, is_told=head.prefills_here)
         for run in runs:
-            self._finished.add(run, now)
+            self._streams.finished.add(run, now)
         if not self._jobs.of(sequence.request):
             self._ends.ended.add(sequence.request, sequence.attempt, now)
         return [Send(self._router, Tokens(tuple(runs)))] if runs and not head.prefills_here else []
-
-    def _first_token(self, job: Job, drawn: tuple[Drawn, ...], now: float) -> FirstToken:
-        """What was drawn after a prompt that was computed here; lost, it is asked for again like any other."""
-        sequence = job.sequence
-        return FirstToken(
-            sequence.request,
-            sequence.attempt,
-            drawn=drawn,
-            num_cached_tokens=job.num_hit_tokens,
-            queue_s=sequence.queue_s,
-            prefill_s=now - sequence.accepted_at - sequence.queue_s,
-            prompt_logprobs=Logprobs.join(sequence.scores),
-        )
-
-    def _unsent(self, job: Job, finish: Finish | None) -> TokenRun:
-        run = _run(job, job.num_sent, finish)
-        job.num_sent = job.sequence.num_outputs
-        return run
-
-    def _find(self, request: RequestId, attempt: int, sample: int) -> Job | None:
-        """The job of one sample, once it has one of its own."""
-        for job in self._jobs.of(request):
-            if job.sequence.attempt == attempt and job.sequence.sample == sample and not job.samples:
-                return job
-        return None
 
     # ---- time ------------------------------------------------------------------------------------
 
     def _on_tick(self, event: Tick, now: float) -> Iterable[Action]:
         self._ends.ended.sweep(now)
-        self._finished.sweep(now)
+        self._streams.finished.sweep(now)
         actions: list[Action] = []
         for job in list(self._jobs):
             if event.late:
@@ -317,7 +268,7 @@ class DecodeScheduler:
     @property
     def is_drained(self) -> bool:
         """Whether nobody needs this node any more: the router has taken the last token of every stream."""
-        return self.is_idle and not self._finished.held()
+        return self.is_idle and not self._streams.finished.held()
 
     def held(self, beat: int, cache: CacheDelta | None = None) -> Held:
         """The answer to Live: what is here, what ended lately, and what has changed in the prefix index."""
@@ -332,7 +283,7 @@ class DecodeScheduler:
             )
             for job in self._jobs
         ]
-        entries += self._finished.held()
+        entries += self._streams.finished.held()
         links = tuple(self._hand_offs.links.values())
         return Held(beat, tuple(entries), self.gauges(), links, self._is_leaving, cache)
 
@@ -402,10 +353,3 @@ class DecodeScheduler:
         if job.num_streams > self._max_running:
             raise ProtocolError(f"the request has {job.num_streams} samples, {self._max_running} run at once here")
         return job
-
-
-def _run(job: Job, first_index: int, finish: Finish | None) -> TokenRun:
-    """Outputs of a sample from an index on, of those that were drawn here or that its hand-off brought along."""
-    sequence, draws = job.sequence, job.draws[first_index - job.num_given :]
-    tokens, logprobs = tuple(draw.token for draw in draws), Logprobs.join(draw.logprobs for draw in draws)
-    return TokenRun(sequence.request, sequence.attempt, sequence.sample, first_index, tokens, finish, logprobs)
