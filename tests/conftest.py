@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.checkpoints import make_llama_checkpoint
-
 if TYPE_CHECKING:
     from tests.tiny import GreedyOracle
 
@@ -35,6 +33,9 @@ ROUND_S = 0.05
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Not at the top: the leak check is tested with this file alone.
+    from tests.checkpoints import make_llama_checkpoint
+
     return make_llama_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
 
 
