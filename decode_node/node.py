@@ -7,8 +7,10 @@ pools. Created by the process entry.
 import asyncio
 import logging
 import mmap
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pdserve.cluster.config import DecodeConfig, Preemption
 from pdserve.cluster.faults import Faults
@@ -32,6 +34,10 @@ from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
 from pdserve.kvtransfer.shm import MappedPool, fetch_pool, host_id
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# A verdict a block, and the seconds it took.
+Judged = tuple[list[Verdict], float]
 
 # Of the KV pool: so much may wait in the host pool, unless --swap-memory says otherwise.
 SWAP_SHARE = 4
@@ -176,62 +182,58 @@ class DecodeNode:
             self._copy(action)
             self._faults.reach("copy")
         elif isinstance(action, SwapOut):
-            copied = self._copier.submit(copy_out, self._pool, self._host.view, action.block_ids, action.slots)
-            copied.add_done_callback(lambda future: self._post(self._swapped_out, action.key, future))
+
+            def swapped_out(result: tuple[list[int], float]) -> None:
+                self._life.feed(SwappedOut(action.key, tuple(result[0]), result[1]))
+
+            self._in_copier(swapped_out, copy_out, self._pool, self._host.view, action.block_ids, action.slots)
         else:
-            checked = self._copier.submit(copy_and_verify, self._host.view, self._pool, action.copies)
-            checked.add_done_callback(lambda future: self._post(self._swapped_in, action.key, future))
 
-    def _swapped_out(self, key: int, future: "Future[tuple[list[int], float]]") -> None:
-        error = future.exception()
-        if error is not None:
-            self._life.fail(error)
-            return
-        checksums, busy_s = future.result()
-        self._life.feed(SwappedOut(key, tuple(checksums), busy_s))
+            def swapped_in(result: Judged) -> None:
+                self._life.feed(SwappedIn(action.key, self._told(result, "the host pool"), result[1]))
 
-    def _swapped_in(self, key: int, future: "Future[tuple[list[Verdict], float]]") -> None:
-        error = future.exception()
-        if error is not None:
-            self._life.fail(error)
-            return
-        verdicts, busy_s = future.result()
-        if Verdict.CORRUPT in verdicts:
-            log.warning("%d swapped blocks came back corrupt, not used", verdicts.count(Verdict.CORRUPT))
-        self._life.feed(SwappedIn(key, tuple(verdicts), busy_s))
+            self._in_copier(swapped_in, copy_and_verify, self._host.view, self._pool, action.copies)
 
     def _stepped(self, result: StepResult) -> None:
         self._faults.reach("stepped")
         self._life.feed(StepDone(result))
 
     def _copy(self, action: CopyBlocks) -> None:
+        def copied(result: Judged) -> None:
+            self._faults.reach("copied")
+            self._life.feed(CopyDone(action.key, action.copies, self._told(result, action.peer), result[1]))
+
         if any(copy.payload is not None for copy in action.copies):
-            taken = self._copier.submit(take_and_verify, self._pool, action.copies)
-            taken.add_done_callback(lambda future: self._post(self._copied, action, future))
+            self._in_copier(copied, take_and_verify, self._pool, action.copies)
             return
         source = self._peers.begin(action.peer)
         if source is None:
             gone = CopyDone(action.key, action.copies, (Verdict.MOVED,) * len(action.copies))
             self._post(self._life.feed, gone)
             return
+        future = self._in_copier(copied, copy_and_verify, source.view, self._pool, action.copies)
+        future.add_done_callback(lambda _: self._post(self._peers.end, source))
 
-        def ended(future: "Future[tuple[list[Verdict], float]]") -> None:
-            self._post(self._peers.end, source)
-            self._post(self._copied, action, future)
+    def _told(self, result: Judged, source: str) -> tuple[Verdict, ...]:
+        verdicts, _ = result
+        num_corrupt = verdicts.count(Verdict.CORRUPT)
+        if num_corrupt:
+            log.warning("%d of %d blocks from %s are corrupt, not used", num_corrupt, len(verdicts), source)
+        return tuple(verdicts)
 
-        self._copier.submit(copy_and_verify, source.view, self._pool, action.copies).add_done_callback(ended)
+    def _in_copier(self, done: Callable[[T], None], work: Callable[..., T], *args: object) -> "Future[T]":
+        """Run `work` in the copy worker, then `done` with what it returns on the event loop."""
 
-    def _copied(self, action: CopyBlocks, future: "Future[tuple[list[Verdict], float]]") -> None:
-        self._faults.reach("copied")
-        error = future.exception()
-        if error is not None:
-            self._life.fail(error)
-            return
-        verdicts, busy_s = future.result()
-        if Verdict.CORRUPT in verdicts:
-            num_corrupt = verdicts.count(Verdict.CORRUPT)
-            log.warning("%d of %d blocks from %s are corrupt, not used", num_corrupt, len(verdicts), action.peer)
-        self._life.feed(CopyDone(action.key, action.copies, tuple(verdicts), busy_s))
+        def ended(future: "Future[T]") -> None:
+            error = future.exception()
+            if error is not None:
+                self._life.fail(error)
+            else:
+                done(future.result())
+
+        future = self._copier.submit(work, *args)
+        future.add_done_callback(lambda future: self._post(ended, future))
+        return future
 
 
 async def serve(config: DecodeConfig, parts: NodeParts, ending: Ending) -> None:
