@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -31,6 +32,8 @@ DRAINED_WITHIN_S = 20.0
 # 0.6 MiB to a node on a better day (November 2026): buffers of a size that nobody had needed before. In 20 minutes this
 # much is one or two kB a request.
 MAX_GROWTH = 8 << 20
+# After so many the rest of the load would tell nothing new.
+MAX_FAILURES = 20
 MAX_SHOWN = 5
 WAYS_TO_YIELD = ("swap", "recompute", "return")
 
@@ -71,25 +74,33 @@ class Report:
 
 async def soak(seconds: float, seed: int, progress: Progress) -> Report:
     report = Report()
-    with make_model() as model:
-        conversations = catalogue(seed, int(min(max(seconds, 60), 400)))
-        with roomy_fleet(model) as fleet:
-            async with _client(fleet) as client:
-                await client.until_ready()
-                try:
-                    cases = await _alone(client, conversations, random.Random(seed), progress)
-                except AssertionError as error:
-                    report.failures.append(f"alone: {error}")
-                    return report
-        with small_fleet(model) as fleet:
-            async with _client(fleet) as client:
-                await client.until_linked("D0", "P0")
-                await client.until_linked("D1", "P0")
-                await Load(fleet, client, cases, seed, report).run(seconds, progress)
-                await _check_drained(client, report)
-                await _check_counters(client, report)
-                report.failures += [*fleet.troubles(), *report.growth()]
+    try:
+        with make_model() as model:
+            await _soak(model, seconds, seed, progress, report)
+    except (AssertionError, aiohttp.ClientError) as error:
+        # A single run that failed, a process that did not start or is gone, or left something behind.
+        report.failures.append(f"{type(error).__name__}: {error}")
     return report
+
+
+async def _soak(model: Path, seconds: float, seed: int, progress: Progress, report: Report) -> None:
+    conversations = catalogue(seed, int(min(max(seconds, 60), 400)))
+    with roomy_fleet(model) as fleet:
+        async with _client(fleet) as client:
+            await client.until_ready()
+            cases = await _alone(client, conversations, random.Random(seed), progress)
+    with small_fleet(model) as fleet:
+        async with _client(fleet) as client:
+            await client.until_linked("D0", "P0")
+            await client.until_linked("D1", "P0")
+            await Load(fleet, client, cases, seed, report).run(seconds, progress)
+            if report.failures:
+                # What a process said of itself may be why.
+                report.failures = [*fleet.troubles(), *report.failures]
+            else:
+                report.failures += [*fleet.troubles(), *report.growth()]
+            await _check_drained(client, report)
+            await _check_counters(client, report)
 
 
 @asynccontextmanager
@@ -147,24 +158,31 @@ class Load:
         self._report = report
         self._ends_at = 0.0
 
+    @property
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self._ends_at or len(self._report.failures) >= MAX_FAILURES
+
     async def run(self, seconds: float, progress: Progress) -> None:
         started = time.monotonic()
         self._ends_at = started + seconds
         async with asyncio.TaskGroup() as tasks:
             for number in range(NUM_CLIENTS):
                 tasks.create_task(self._ask_on(random.Random(f"{self._seed} {number}")))
-            while (now := time.monotonic()) < self._ends_at:
+            while not self._is_over:
+                if self._fleet.troubles():
+                    self._ends_at = 0.0
+                    break
                 for name, num_bytes in self._fleet.resident_bytes().items():
                     self._report.resident.setdefault(name, []).append(num_bytes)
                 figures = f"{self._report.counts['requests']} requests, {len(self._report.failures)} failures"
-                progress("all at once", (now - started) / seconds, figures)
+                progress("all at once", (time.monotonic() - started) / seconds, figures)
                 await asyncio.sleep(1.0)
 
     async def _ask_on(self, source: random.Random) -> None:
         """One client: conversations in any order, the turns of each in theirs."""
         while True:
             for case in source.choice(self._cases):
-                if time.monotonic() >= self._ends_at:
+                if self._is_over:
                     return
                 try:
                     failure = await self._ask(case, source)
