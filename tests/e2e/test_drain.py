@@ -12,6 +12,8 @@ from tests.e2e.conftest import Connect, Start
 async def test_a_decode_node_ends_when_its_stream_has(start: Start, connect: Connect, small_model: Path):
     server = start("up", "--model", small_model, "--port", 0, "--kv-memory", "1MiB", "--decode", 2).wait_ready()
     client = connect(server)
+    # Ready is a cluster with its first decode node; the other one may still be starting.
+    await client.until_blocks(lambda blocks: len(blocks) == 3, PATIENCE_S)
     async with client.stream("Go on", 1000, ignore_eos=True) as stream:
         await stream.read(num_events=3)
         held = await client.until_blocks(lambda blocks: blocks.get("D0", 0) + blocks.get("D1", 0) > 0, PATIENCE_S)
