@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pdserve.core.ids import NodeId
+from pdserve.decode_node.preemption import Mode
 from pdserve.decode_node.scheduler import DecodeScheduler
 from tests.in_process import InProcessCluster
 from tests.tiny import make_cluster, make_prompt
@@ -87,7 +88,7 @@ def test_a_seeded_answer_is_the_one_it_is_alone(
 
 def test_a_seeded_answer_outlives_being_preempted(tiny_model: Path, alone: list[int]):
     """The newest yields: the seeded one."""
-    cluster = make_cluster(tiny_model, num_blocks=10)
+    cluster = make_cluster(tiny_model, num_blocks=10, mode=Mode.RECOMPUTE)
     beside(cluster, 1, 2)
     assert ask(cluster)[0] == alone
     decode = cluster.nodes[NodeId("D0")].machine
