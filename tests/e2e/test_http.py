@@ -22,6 +22,7 @@ HISTOGRAMS = ("ttft", "time_to_second_token", "tpot", "queue", "exposed_transfer
 BLOCK_STATES = {"free", "cached", "held", "leased"}
 NODES = {("P0", "prefill"), ("D0", "decode")}
 POOL_TOKENS = SMALL_KV_BLOCKS * 32
+MAX_RUNNING = 64
 
 
 @pytest.fixture
@@ -143,3 +144,17 @@ async def test_a_chat_without_max_tokens_may_use_what_the_pool_holds(client):
     )
     assert answer.status == 200, answer.body
     assert answer.body["usage"]["total_tokens"] == POOL_TOKENS + 1
+
+
+async def test_more_samples_than_a_node_runs_at_once_are_refused_with_both_numbers(client):
+    refused = await client.complete("hi", 4, n=MAX_RUNNING + 1)
+    assert (refused.status, refused.error["code"]) == (400, "invalid_value")
+    assert f"{MAX_RUNNING + 1} samples" in refused.error["message"]
+    assert f"the {MAX_RUNNING} sequences" in refused.error["message"]
+
+
+async def test_samples_that_could_never_begin_side_by_side_are_refused_with_both_numbers(client):
+    refused = await client.complete([10] * (POOL_TOKENS - 40), 1, n=4)
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+    assert f"need {SMALL_KV_BLOCKS + 3} KV blocks" in refused.error["message"]
+    assert f"has {SMALL_KV_BLOCKS}" in refused.error["message"]
