@@ -105,7 +105,7 @@ class RouterMetrics:
         )
         self._output = Counter("pdserve_output_tokens", "Tokens streamed", registry=self._registry)
         self._moved = Counter("pdserve_kv_moved_bytes", "KV bytes pulled between nodes", registry=self._registry)
-        self._attempts = Counter("pdserve_retries", "Attempts after the first", registry=self._registry)
+        self._retries = Counter("pdserve_retries", "Attempts that failed and were repeated", registry=self._registry)
 
     def observe(self, record: Record) -> None:
         """Count a request that ended."""
@@ -125,7 +125,7 @@ class RouterMetrics:
         self._cached.labels("moving").inc(record.num_not_moved)
         self._output.inc(record.num_outputs)
         self._moved.inc(record.bytes_moved)
-        self._attempts.inc(max(0, record.attempt - 1))
+        self._retries.inc(min(len(record.failures), max(0, record.attempt - 1)))
 
     def text(self, dispatcher: Dispatcher) -> bytes:
         """Prometheus' text format."""

@@ -43,7 +43,7 @@ async def test_a_node_killed_and_started_again_at_its_address_serves_within_seco
 ):
     text = await undisturbed(connect, small_up, PROMPT)
     listen = {role: ("--listen", free_address()) for role in ("prefill", "decode")}
-    router = cluster.router(*BEATS)
+    router = cluster.router(*BEATS, "--cooperative-prefill", "off")
     nodes = {role: cluster.node(role, *listen[role]) for role in listen}
     router.wait_for(r"\bserving$")
     client = connect(router)
@@ -65,7 +65,7 @@ async def test_a_node_killed_and_started_again_at_its_address_serves_within_seco
 
 async def test_what_a_replaced_node_still_says_is_not_listened_to(cluster: Cluster, connect: Connect, small_up: Server):
     text = await undisturbed(connect, small_up, PROMPT)
-    router = cluster.router(*BEATS)
+    router = cluster.router(*BEATS, "--cooperative-prefill", "off")
     client = connect(router)
     replaced = cluster.node("prefill", *SMALL_STEPS, *ENABLED, "freeze@stepped#3")
     cluster.node("decode")
@@ -117,7 +117,7 @@ async def test_nodes_frozen_for_less_than_the_router_waits_lose_nothing(
     cluster: Cluster, connect: Connect, small_up: Server
 ):
     text = await undisturbed(connect, small_up, PROMPT)
-    router = cluster.router(*BEATS)
+    router = cluster.router(*BEATS, "--cooperative-prefill", "off")
     prefill = cluster.node("prefill", *SMALL_STEPS, *ENABLED, "freeze=2@stepped#3")
     decode = cluster.node("decode", *ENABLED, "freeze=2@stepped#20")
     router.wait_for(r"\bserving$")
