@@ -99,6 +99,7 @@ class _Writer:
             "repetition_penalty": source.choice((0.8, 1.3)),
             "logit_bias": {str(source.randrange(VOCAB_SIZE)): source.choice((-5, 3)) for _ in range(3)},
             "ignore_eos": True,
+            "priority": source.choice((-1, 5)),
             "stop_token_ids": [source.randrange(VOCAB_SIZE)],
             "logprobs": source.choice((0, 1, 3)),
         }
