@@ -62,7 +62,6 @@ class Batch:
             now,
             beside=streams,
         ):
-            sequence.started_at = now if sequence.started_at is None else sequence.started_at
             job = self._jobs.by_key[sequence.key]
             # What it computes here was reserved whole: nobody yields for it.
             self._growth.grow(job, sequence.num_computed + num_tokens, now)
@@ -70,7 +69,9 @@ class Batch:
         if not rows:
             return None
         for job, _ in rows:
-            job.sequence.busy += 1
+            sequence = job.sequence
+            sequence.busy += 1
+            sequence.started_at = now if sequence.started_at is None else sequence.started_at
         self._num_steps += 1
         rows_ = tuple(job.sequence.row(n) for job, n in rows)
         self._step = StepPlan(self._num_steps, rows_, moves=self._growth.moves())

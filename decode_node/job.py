@@ -172,6 +172,8 @@ class Jobs:
         """Nobody waits for it any more."""
         jobs = self.by_request[job.sequence.request]
         jobs.remove(job)
+        # Nobody may ever ask for pulls: where prompts are computed elsewhere, no chunk depends on them.
+        self._pulling.pop(job.sequence.key, None)
         if not jobs:
             del self.by_request[job.sequence.request]
 

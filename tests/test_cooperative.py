@@ -249,3 +249,13 @@ def test_a_prompt_that_is_cancelled_in_the_middle_leaves_nothing_and_changes_no_
     cluster.outcomes[cancelled].given_up = "cancelled"
     cluster.run()
     assert_right(cluster, [stream, busy], [streaming, waiting])
+
+
+def test_what_a_prompt_that_is_cached_to_its_last_token_waits_for_is_told_as_waiting():
+    cluster = InProcessCluster(0, 1, max_running=1)
+    prompt = make_prompt(BLOCK + 1)
+    first, second = (cluster.submit(prompt, max_tokens=8) for _ in range(2))
+    cluster.run()
+    ledger = cluster.records[second].ledger()
+    assert ledger["prefill_queue_s"] > 8 * cluster.timing.step > 2 * ledger["prefill_s"]
+    assert cluster.results(first) == cluster.results(second)

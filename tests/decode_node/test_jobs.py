@@ -1,5 +1,6 @@
 """The table of a decode node's requests: a step finds those that it is about without asking all that wait."""
 
+import weakref
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.engine.sequence import Sequence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Counted(Job):
     """asked: how often any of them was asked whether it holds blocks."""
 
@@ -78,3 +79,14 @@ def test_overdue_are_those_that_were_noted_and_still_pull():
         jobs.note_overdue(job)
     pulls[0].phase = Phase.RUNNING
     assert jobs.overdue() == [pulls[1]]
+
+
+def test_who_has_pulled_and_is_gone_is_kept_nowhere_although_nobody_asks_for_pulls():
+    jobs, job = Jobs(), make_job(1, Phase.PULLING)
+    gone = weakref.ref(job)
+    jobs.add(job)
+    jobs.note_overdue(job)
+    jobs.remove(job)
+    del jobs.by_key[job.sequence.key], job
+    assert jobs.running() == jobs.overdue() == []
+    assert gone() is None
