@@ -69,12 +69,15 @@ class Reservations:
         return actions
 
     def _fits(
-        self, job: Job, num_blocks: int, hits: Iterable[BlockId], yielding: Collection[int] = (), gain: int = 0
+        self, job: Job, num_blocks: int, hits: Collection[BlockId], yielding: Collection[int] = (), gain: int = 0
     ) -> bool:
         """Whether a request may start: every running sequence keeps one block to grow into.
 
         yielding, gain  keys of jobs that would be preempted, and the blocks that there would be then
         """
+        # What mostly decides costs nothing: this is asked at every event, of several that wait.
+        if not self.pool.can_reserve(num_blocks, hits, keep=-gain):
+            return False
         owed = sum(other.is_owed_growth for other in self._jobs.running() if other.sequence.key not in yielding)
         is_open = self._jobs.num_active - len(yielding) + job.num_streams <= self._max_running
         return is_open and self.pool.can_reserve(num_blocks, hits, keep=owed - gain)

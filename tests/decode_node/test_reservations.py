@@ -1,0 +1,38 @@
+"""Who is given blocks, asked at every event: what that costs while nobody can be."""
+
+from dataclasses import dataclass, field
+
+from pdserve.core.ids import RequestId
+from pdserve.core.sampling import SamplingParams
+from pdserve.decode_node.job import Job, Jobs, Phase
+from pdserve.decode_node.reservations import Reservations
+from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Asked(Jobs):
+    """times: how often all of those that hold blocks were gone through."""
+
+    times: list[int] = field(default_factory=lambda: [0])
+
+    def holding(self) -> list[Job]:
+        self.times[0] += 1
+        return Jobs.holding(self)
+
+
+def test_while_there_are_too_few_blocks_for_anybody_in_line_those_that_run_are_not_gone_through_for_each():
+    jobs, pool = Asked(), BlockPool(4)
+    reservations = Reservations(pool, jobs, max_running=100)
+    for key in range(20):
+        request = RequestId(key.to_bytes(16, "little"))
+        sequence = Sequence(key, request, 1, [1] * 8, 8, SamplingParams(), [], 4)
+        job = Job(sequence, Phase.QUEUED, 0.0, 0, 3, prefills_here=True)
+        jobs.add(job)
+        reservations.wait(job, resumed=False)
+    pool.reserve(2)
+    assert reservations.admit(0.0) == []
+    assert jobs.times[0] == 1
+    pool.unreserve(2)
+    reservations.admit(0.0)
+    assert [job.sequence.key for job in jobs.running()] == [0]
