@@ -36,8 +36,10 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.step import Draw, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
 from pdserve.prefill_node.scheduler import PrefillScheduler
-from pdserve.router.dispatcher import Dispatcher, NodeJoined, Submit
+from pdserve.router.dispatcher import Dispatcher
+from pdserve.router.events import NodeJoined, Submit
 from pdserve.router.record import Record, Times
+from pdserve.router.rules import Rules
 
 ROUTER, P0, D0 = NodeId("router"), NodeId("P0"), NodeId("D0")
 BLOCK = 32
@@ -103,7 +105,7 @@ def decode_steps(num_queued: int) -> Iterator[float]:
 
 def dispatches(num_queued: int, ttft_s: float | None) -> Iterator[float]:
     """Seconds that the router takes for a first token, and to give its node the next prompt."""
-    router = Dispatcher(ttft_slo_s=ttft_s, cooperative=False)
+    router = Dispatcher(Rules(ttft_slo_s=ttft_s, cooperative=False))
     gauges = Gauges(1000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0012)
     for node, role in ((P0, Role.PREFILL), (D0, Role.DECODE)):
         capacity = Capacity(1 << 20, BLOCK, 1 << 20, 1 << 20, 1)

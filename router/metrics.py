@@ -50,7 +50,7 @@ class NodeGauges(Collector):
         queued = GaugeMetricFamily("pdserve_router_queued_requests", "Requests in the router's queue")
         if self.dispatcher is not None:
             queued.add_metric((), self.dispatcher.num_queued)
-            for node in self.dispatcher.nodes.values():
+            for node in self.dispatcher.nodes:
                 gauges = node.gauges
                 if gauges is None:
                     continue

@@ -12,8 +12,8 @@ from pdserve.router.placement import Node
 
 def overview(dispatcher: Dispatcher) -> dict[str, Any]:
     """Every node as the router knows it, at most one beat old."""
-    ready, reason = dispatcher.readiness()
-    nodes = [_node(node) for node in sorted(dispatcher.nodes.values(), key=lambda node: (node.role, node.node))]
+    ready, reason = dispatcher.nodes.readiness()
+    nodes = [_node(node) for node in sorted(dispatcher.nodes, key=lambda node: (node.role, node.node))]
     return {"ready": ready, "reason": reason, "queued_requests": dispatcher.num_queued, "nodes": nodes}
 
 

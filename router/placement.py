@@ -4,8 +4,7 @@
     stream  to the decode node whose cache saves the most transfer, else to the one with the fewest streams
 
 What a cache saves counts in seconds, less what more streams than elsewhere take (Savings): so a prompt that no
-node has seen is placed by lines and streams alone. Pure: reads the nodes, changes none. Called by Dispatcher,
-which owns them.
+node has seen is placed by lines and streams alone. Pure: reads the nodes, changes none. Called by Attempts.
 """
 
 import math

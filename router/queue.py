@@ -6,7 +6,7 @@
 
 The order is core/turns.py's; what goes on after a failed attempt comes before all new ones of its priority. Whoever
 has no place now keeps its turn; those behind may pass it, as often and with as many tries as core/admission.py says.
-Who waits for an absent node is in nobody's way. Owned by Dispatcher.
+Who waits for an absent node is in nobody's way. Owned by Attempts.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """The router's record of one request: its tokens so far, its attempt and plan, and when what happened.
 
 The outputs here are the ledger of tokens: what is in it was sent or will be, once, and never changes.
-Owned by the dispatcher.
+Owned by Attempts; Dispatcher puts the tokens in.
 """
 
 from dataclasses import dataclass, field

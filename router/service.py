@@ -23,11 +23,11 @@ from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.logprobs import Logprobs
 from pdserve.core.sampling import SamplingParams
 from pdserve.core.turns import Policy
-from pdserve.router.dispatcher import (
+from pdserve.router.dispatcher import Dispatcher
+from pdserve.router.events import (
     Action,
     ClientGone,
     Deliver,
-    Dispatcher,
     Event,
     GiveUp,
     NodeJoined,
@@ -40,6 +40,7 @@ from pdserve.router.metrics import RouterMetrics
 from pdserve.router.overview import overview
 from pdserve.router.placement import Limits
 from pdserve.router.record import Record, SampleRecord, Times
+from pdserve.router.rules import Rules
 
 log = logging.getLogger(__name__)
 
@@ -120,15 +121,16 @@ class RouterService:
         self._slo = slo
         self._facts = facts
         self._max_model_len = max_model_len
-        self._dispatcher = Dispatcher(
-            admission.recovery_attempts,
+        rules = Rules(
+            max_attempts=admission.recovery_attempts,
+            limits=Limits(max_work_s=admission.max_prompt_work_s),
+            policy=Policy(admission.prefill_policy),
             recovery_grace_s=admission.recovery_grace_s,
             ttft_slo_s=slo.ttft_s,
             cooperative=admission.cooperative_prefill == "on",
             handoff_deadline_s=admission.handoff_deadline_s,
-            limits=Limits(max_work_s=admission.max_prompt_work_s),
-            policy=Policy(admission.prefill_policy),
         )
+        self._dispatcher = Dispatcher(rules)
         self._streams: dict[RequestId, TokenStream] = {}
         self._liveness = Liveness(control.heartbeat_s, control.node_lost_s)
         self._endpoint = Endpoint(self.epoch, self._on_frame, self._on_link_lost, keys=keys)
@@ -163,7 +165,7 @@ class RouterService:
 
     def submit(self, request: GenerationRequest) -> TokenStream:
         """Queue a request; its record is made here, its id is never the client's."""
-        ready, reason = self._dispatcher.readiness()
+        ready, reason = self._dispatcher.nodes.readiness()
         if not ready:
             raise GenerationError(503, "no_node_ready", f"cannot serve now: {reason}", RETRY_AFTER_S)
         params = self._fitted(request)
@@ -198,7 +200,7 @@ class RouterService:
             self._finished(record)
 
     def readiness(self) -> tuple[bool, str]:
-        return self._dispatcher.readiness()
+        return self._dispatcher.nodes.readiness()
 
     def metrics_text(self) -> bytes:
         return self.metrics.text(self._dispatcher)
@@ -208,7 +210,7 @@ class RouterService:
 
     def _fitted(self, request: GenerationRequest) -> SamplingParams:
         """What cannot fit an empty pool is refused, with both numbers; what names no end gets one that fits."""
-        prefill_tokens, decode_tokens = self._dispatcher.largest()
+        prefill_tokens, decode_tokens = self._dispatcher.nodes.largest()
         params, prompt = request.params, len(request.prompt_ids)
         if request.open_ended:
             # The last token drawn is never run, so it needs no slot.
@@ -227,7 +229,7 @@ class RouterService:
 
     def _check_samples(self, num_prompt: int, num_samples: int) -> None:
         """Samples begin side by side, each with a block of its own to write to."""
-        num_blocks, max_running, block_size = self._dispatcher.widest()
+        num_blocks, max_running, block_size = self._dispatcher.nodes.widest()
         if num_samples > max_running:
             message = (
                 f"n: {num_samples} samples are more than the {max_running} sequences that a decode node runs at once: "
@@ -347,7 +349,7 @@ class RouterService:
         )
 
     def _announce_readiness(self) -> None:
-        ready, reason = self._dispatcher.readiness()
+        ready, reason = self._dispatcher.nodes.readiness()
         if ready != self._was_ready:
             self._was_ready = ready
             log.info("serving" if ready else f"not ready: {reason}")

@@ -40,17 +40,10 @@ from pdserve.kvtransfer.copying import CheckBlocks, check_own, copy_and_verify, 
 from pdserve.kvtransfer.offer import SendBlocks
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
 from pdserve.prefill_node.scheduler import PrefillScheduler
-from pdserve.router.dispatcher import (
-    ClientGone,
-    Deliver,
-    Dispatcher,
-    GiveUp,
-    NodeJoined,
-    NodeLost,
-    SampleStopped,
-    Submit,
-)
+from pdserve.router.dispatcher import Dispatcher
+from pdserve.router.events import ClientGone, Deliver, GiveUp, NodeJoined, NodeLost, SampleStopped, Submit
 from pdserve.router.record import Record, SampleRecord, Times
+from pdserve.router.rules import Rules
 
 ROUTER = NodeId("router")
 TINY_SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=2, dtype="float32", block_size=4)
@@ -234,13 +227,14 @@ class InProcessCluster:
         self.timing = timing or Timing()
         self.hasher = BlockHasher(b"f" * 32, spec.block_size)
         self.spec = spec
-        self.dispatcher = Dispatcher(
-            max_attempts,
+        rules = Rules(
+            max_attempts=max_attempts,
+            policy=policy,
             ttft_slo_s=ttft_slo_s,
             cooperative=cooperative,
             handoff_deadline_s=handoff_deadline_s,
-            policy=policy,
         )
+        self.dispatcher = Dispatcher(rules)
         self.nodes: dict[NodeId, SimNode] = {}
         self.outcomes: dict[RequestId, Outcome] = {}
         self.records: dict[RequestId, Record] = {}

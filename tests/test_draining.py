@@ -78,4 +78,4 @@ def test_a_cluster_whose_only_node_of_a_role_leaves_says_so():
     cluster = InProcessCluster()
     cluster.leave(P0)
     cluster.run(until=lambda: cluster.dispatcher.nodes[P0].is_leaving)
-    assert cluster.dispatcher.readiness() == (False, "no prefill node has joined")
+    assert cluster.dispatcher.nodes.readiness() == (False, "no prefill node has joined")

@@ -51,7 +51,7 @@ async def test_a_request_that_can_never_fit_is_refused_before_it_waits_with_both
     num_prompt: int, max_tokens: int, told: str | None
 ):
     cluster = InProcessCluster(num_blocks=NUM_BLOCKS)
-    cluster.run(until=lambda: cluster.dispatcher.readiness()[0])
+    cluster.run(until=lambda: cluster.dispatcher.nodes.readiness()[0])
     facts = Facts("model", "tokenizer", "spec", b"kv", "float32", ("float32",))
     service = RouterService(Control(), Admission(), Slo(), facts, 4096)
     service._dispatcher = cluster.dispatcher

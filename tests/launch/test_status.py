@@ -8,6 +8,7 @@ from pdserve.launch.cli import main
 from pdserve.launch.status import table
 from pdserve.router.dispatcher import Dispatcher
 from pdserve.router.overview import overview
+from pdserve.router.rules import Rules
 from tests.in_process import InProcessCluster
 from tests.router.test_dispatcher import make_dispatcher
 
@@ -61,7 +62,7 @@ def test_a_node_without_a_beat_has_joined_and_no_more_is_known():
 
 
 def test_a_cluster_without_nodes_is_not_ready():
-    assert "not ready" in table(overview(Dispatcher()))
+    assert "not ready" in table(overview(Dispatcher(Rules())))
 
 
 def test_where_no_router_is_the_url_is_named(capsys):

@@ -33,10 +33,12 @@ from pdserve.core.cache_delta import BEGINNING, CacheDelta, CachePosition
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.sampling import SamplingParams
 from pdserve.core.turns import Policy
-from pdserve.router import dispatcher as dispatcher_module
-from pdserve.router.dispatcher import ClientGone, Deliver, Dispatcher, GiveUp, NodeJoined, NodeLost, Submit
+from pdserve.router import attempts as attempts_module
+from pdserve.router.dispatcher import Dispatcher
+from pdserve.router.events import ClientGone, Deliver, GiveUp, NodeJoined, NodeLost, Submit
 from pdserve.router.placement import Limits
 from pdserve.router.record import Plan, Record, Times
+from pdserve.router.rules import Rules
 
 HASHER = BlockHasher(b"f" * 32, 4)
 GAUGES = Gauges(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
@@ -50,7 +52,7 @@ def join(dispatcher: Dispatcher, name: str, role: Role, num_blocks: int = 100, e
 
 
 def make_dispatcher(*prefills: str, decodes: tuple[str, ...] = ("D0",), **options: object) -> Dispatcher:
-    dispatcher = Dispatcher(**{"cooperative": False, **options})  # type: ignore[arg-type]
+    dispatcher = Dispatcher(Rules(**{"cooperative": False, **options}))  # type: ignore[arg-type]
     for name in prefills:
         join(dispatcher, name, Role.PREFILL)
     for name in decodes:
@@ -200,7 +202,7 @@ def test_tokens_of_streams_make_nobody_look_for_places(monkeypatch: pytest.Monke
     dispatcher.handle(first_token(requests[0]), 1.0)
     submit(dispatcher)
     looked = []
-    monkeypatch.setattr(dispatcher_module, "pick", lambda *args: looked.append(args))
+    monkeypatch.setattr(attempts_module, "pick", lambda *args: looked.append(args))
     dispatcher.handle(tokens(requests[0], 1, 6), 1.1)
     assert looked == []
     dispatcher.handle(tokens(requests[0], 2, 6, finish=Finish.STOP), 1.2)
@@ -355,9 +357,9 @@ def test_cancelling_twice_or_an_unknown_request_is_nothing():
 
 
 def test_colocated_nodes_take_whole_requests():
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(Rules())
     join(dispatcher, "D0", Role.BOTH)
-    assert dispatcher.readiness()[0]
+    assert dispatcher.nodes.readiness()[0]
     request, actions = submit(dispatcher)
     ((_, decode),) = sent(actions, Decode)
     assert decode.source is None
@@ -365,14 +367,14 @@ def test_colocated_nodes_take_whole_requests():
 
 
 def test_readiness_names_what_is_missing():
-    dispatcher = Dispatcher()
-    assert dispatcher.readiness() == (False, "no node has joined")
+    dispatcher = Dispatcher(Rules())
+    assert dispatcher.nodes.readiness() == (False, "no node has joined")
     join(dispatcher, "P0", Role.PREFILL)
-    assert dispatcher.readiness() == (False, "no decode node has joined")
+    assert dispatcher.nodes.readiness() == (False, "no decode node has joined")
     join(dispatcher, "D0", Role.DECODE)
-    assert dispatcher.readiness() == (False, "no decode node is linked to a prefill node yet")
+    assert dispatcher.nodes.readiness() == (False, "no decode node is linked to a prefill node yet")
     dispatcher.handle(Received(NodeId("D0"), Held(0, (), GAUGES, (Link(NodeId("P0")),))), 0.0)
-    assert dispatcher.readiness() == (True, "ready")
+    assert dispatcher.nodes.readiness() == (True, "ready")
 
 
 def test_requests_wait_for_an_absent_node_only_so_long():
@@ -393,7 +395,7 @@ def test_a_restarted_node_replaces_the_incarnation_that_died():
 
 
 def test_a_continued_stream_that_no_prefill_node_can_hold_any_more_is_computed_where_it_decodes():
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(Rules())
     join(dispatcher, "P0", Role.PREFILL, num_blocks=3)
     for name in ("D0", "D1"):
         join(dispatcher, name, Role.DECODE)
