@@ -156,6 +156,8 @@ class Dispatcher:
                 record.num_not_computed = record.of_prompt(message.num_cached_tokens)
                 record.prefill_queue_s, record.prefill_s = message.queue_s, message.prefill_s
         if record.lacks_prompt_logprobs:
+            if not message.prompt_logprobs.covers(len(record.prompt) - 1):
+                return self._attempts.retry(record, f"{sender}: its log-probabilities are not of this prompt")
             record.prompt_logprobs = message.prompt_logprobs
         actions: list[Action] = []
         for drawn in message.drawn:
@@ -210,9 +212,9 @@ class Dispatcher:
     def _on_returned(self, sender: NodeId, message: Returned, now: float) -> Iterable[Action]:
         """A decode node needs its blocks for others: it goes on elsewhere, or stands in line before all that is new."""
         record = self._current(message.request, message.attempt)
-        if record is None:
+        if record is None or sender != record.decode_node:
             return []
-        record.num_yields = message.num_yields
+        record.num_yields = max(record.num_yields, message.num_yields)
         place = self._attempts.elsewhere(record, self._attempts.coming())
         if place is not None:
             return self._attempts.move(record, place, now)
@@ -226,6 +228,9 @@ class Dispatcher:
         if sample is None or sample.finish is not None:
             return []
         num_known = len(sample.outputs) - run.first_index
+        if num_known < 0:
+            # Of Tokens a gap has been asked for; a FirstToken with one is a mistake.
+            return []
         new = run.token_ids[num_known:]
         logprobs = run.logprobs.after(num_known) if run.logprobs.covers(len(run.token_ids)) else NO_LOGPROBS
         times = record.times

@@ -8,7 +8,7 @@ there by Attempts. Used by Dispatcher, Attempts and Beats; RouterService asks wh
 
 from collections.abc import Iterator
 
-from pdserve.cluster.messages import Held, Peer, Peers, Role, Send
+from pdserve.cluster.messages import Capacity, Held, Peer, Peers, Role, Send
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import BlockHash, NodeId
 from pdserve.router.events import NodeJoined
@@ -96,10 +96,18 @@ class Nodes:
 
         return most((Role.PREFILL, Role.BOTH)), most((Role.DECODE, Role.BOTH))
 
-    def widest(self) -> tuple[int, int, int]:
-        """Of the decode node that can begin most samples at once: its blocks, its largest batch, its block size."""
+    def widest(self, num_prompt: int, num_samples: int) -> tuple[int, int, int]:
+        """Of a decode node that can begin these samples side by side, or else of the one with the most blocks: its
+        blocks, its largest batch, its block size."""
+
+        def suits(capacity: Capacity) -> tuple[bool, int, int]:
+            needed = -(-num_prompt // capacity.block_size) + num_samples
+            can_begin = needed <= capacity.num_blocks and num_samples <= capacity.max_running
+            return can_begin, capacity.num_blocks, capacity.max_running
+
         decoders = [n.capacity for n in self.staying() if n.role in (Role.DECODE, Role.BOTH)]
-        return max(((c.num_blocks, c.max_running, c.block_size) for c in decoders), default=(0, 0, 1))
+        best = max(decoders, key=suits, default=None)
+        return (0, 0, 1) if best is None else (best.num_blocks, best.max_running, best.block_size)
 
     def prefill_work(self) -> tuple[float, int]:
         """Seconds that the nodes for prompts together take for a token, and the tokens that they were given."""

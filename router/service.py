@@ -229,7 +229,7 @@ class RouterService:
 
     def _check_samples(self, num_prompt: int, num_samples: int) -> None:
         """Samples begin side by side, each with a block of its own to write to."""
-        num_blocks, max_running, block_size = self._dispatcher.nodes.widest()
+        num_blocks, max_running, block_size = self._dispatcher.nodes.widest(num_prompt, num_samples)
         if num_samples > max_running:
             message = (
                 f"n: {num_samples} samples are more than the {max_running} sequences that a decode node runs at once: "
