@@ -41,8 +41,8 @@ class Reservations:
     # ---- the line --------------------------------------------------------------------------------
 
     def wait(self, job: Job, resumed: bool) -> None:
-        """Stand in line for blocks; twice is nothing."""
-        self._line.join(job.sequence.key, job.sequence.priority, resumed)
+        """Stand in line for blocks; twice is nothing. Who has yielded goes on, wherever that was."""
+        self._line.join(job.sequence.key, job.sequence.priority, resumed or job.num_yields > 0)
 
     def is_waiting(self, job: Job) -> bool:
         return job.sequence.key in self._line

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from pdserve.core.ids import RequestId
 from pdserve.core.sampling import SamplingParams
-from pdserve.decode_node.job import Job, Jobs, Phase
+from pdserve.decode_node.job import MAX_YIELDS, Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
@@ -21,13 +23,17 @@ class Asked(Jobs):
         return Jobs.holding(self)
 
 
+def make_job(key: int, num_yields: int = 0) -> Job:
+    """It needs two blocks and one to grow into, or, once it yields no more, three."""
+    sequence = Sequence(key, RequestId(key.to_bytes(16, "little")), 1, [1] * 8, 8, SamplingParams(), [], 4)
+    return Job(sequence, Phase.QUEUED, 0.0, 0, 3, prefills_here=True, num_yields=num_yields)
+
+
 def test_while_there_are_too_few_blocks_for_anybody_in_line_those_that_run_are_not_gone_through_for_each():
     jobs, pool = Asked(), BlockPool(4)
     reservations = Reservations(pool, jobs, max_running=100)
     for key in range(20):
-        request = RequestId(key.to_bytes(16, "little"))
-        sequence = Sequence(key, request, 1, [1] * 8, 8, SamplingParams(), [], 4)
-        job = Job(sequence, Phase.QUEUED, 0.0, 0, 3, prefills_here=True)
+        job = make_job(key)
         jobs.add(job)
         reservations.wait(job, resumed=False)
     pool.reserve(2)
@@ -36,3 +42,14 @@ def test_while_there_are_too_few_blocks_for_anybody_in_line_those_that_run_are_n
     pool.unreserve(2)
     reservations.admit(0.0)
     assert [job.sequence.key for job in jobs.running()] == [0]
+
+
+@pytest.mark.parametrize("num_yields", [1, MAX_YIELDS])
+def test_who_has_yielded_on_another_node_gets_blocks_before_those_that_came_earlier(num_yields: int):
+    jobs, pool = Jobs(), BlockPool(4)
+    reservations = Reservations(pool, jobs, max_running=100)
+    for job in (make_job(1), make_job(2, num_yields), make_job(3)):
+        jobs.add(job)
+        reservations.wait(job, resumed=False)
+    reservations.admit(0.0)
+    assert [job.sequence.key for job in jobs.running()] == [2]
