@@ -195,25 +195,30 @@ class Reservations:
         if job.sequence.busy:
             return None
         found, _, missing = self._find(job.sequence)
-        hits = set(found.values())
+        hits, needed = set(found.values()), missing + job.growth
+        if self._fits(job, needed, hits):
+            return []
+        others = [other for other in self._jobs.running() if self._may_yield_for(job, other)]
+        if not others:
+            return None
         refs = Counter(b for other in self._jobs.holding() for b in other.sequence.block_ids)
         yielding: list[Job] = []
         keys: set[int] = set()
         gain = 0
-        for other in [None, *sorted(self._jobs.running(), key=yields_first)]:
-            if other is not None:
-                is_above = other.sequence.priority > job.sequence.priority
-                if other.is_fixed or other.has_settled or other.sequence.busy or is_above:
-                    continue
-                refs.subtract(other.sequence.block_ids)
-                # A block that is a hit as well only changes hands.
-                freed = [b for b in other.sequence.block_ids if refs[b] == 0 and b not in hits]
-                gain += len(freed) + other.sequence.num_reserved
-                yielding.append(other)
-                keys.add(other.sequence.key)
-            if self._fits(job, missing + job.growth, hits, keys, gain):
+        for other in sorted(others, key=yields_first):
+            refs.subtract(other.sequence.block_ids)
+            # A block that is a hit as well only changes hands.
+            freed = [b for b in other.sequence.block_ids if refs[b] == 0 and b not in hits]
+            gain += len(freed) + other.sequence.num_reserved
+            yielding.append(other)
+            keys.add(other.sequence.key)
+            if self._fits(job, needed, hits, keys, gain):
                 return yielding
         return None
+
+    def _may_yield_for(self, job: Job, other: Job) -> bool:
+        is_above = other.sequence.priority > job.sequence.priority
+        return not (other.is_fixed or other.has_settled or other.sequence.busy or is_above)
 
     # ---- giving back -----------------------------------------------------------------------------
 
