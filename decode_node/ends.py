@@ -1,18 +1,18 @@
-"""However a request ends on a decode node: finished, cancelled, failed, or its lease over.
+"""However a request ends on a decode node: finished, cancelled, failed, sent back, or its lease over.
 
 It leaves the table of requests at once; what a step or a copy in flight names is freed when that is over. Owns the
 memory of ended attempts, by which late messages are told. Used by DecodeScheduler and HandOffs.
 """
 
 from pdserve.cluster.attempts import EndedAttempts
-from pdserve.cluster.messages import Failed, Send, Stage
+from pdserve.cluster.messages import Failed, Returned, Send, Stage
 from pdserve.core.ids import NodeId, RequestId
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
 
 
 class Ends:
-    """router: who is told of what failed"""
+    """router: who is told of what failed or goes back"""
 
     def __init__(self, router: NodeId, jobs: Jobs, reservations: Reservations):
         self.ended = EndedAttempts()
@@ -24,6 +24,12 @@ class Ends:
         sequence = job.sequence
         failed = Failed(sequence.request, sequence.attempt, Stage.HANDOFF, reason)
         return [Send(self._router, failed), *self.end(sequence.request, now)]
+
+    def send_back(self, job: Job, now: float) -> list[Send]:
+        """Others need its blocks: it may go on elsewhere."""
+        sequence = job.sequence
+        returned = Returned(sequence.request, sequence.attempt, job.num_yields)
+        return [Send(self._router, returned), *self.end(sequence.request, now)]
 
     def end(self, request: RequestId, now: float) -> list[Send]:
         """All of a request. Returns the word to the source of a pull that it may let go, too."""

@@ -12,8 +12,7 @@ the host pool. Called by Growth and DecodeScheduler.
 
 from enum import StrEnum
 
-from pdserve.cluster.messages import Returned, Send
-from pdserve.core.ids import NodeId
+from pdserve.cluster.messages import Send
 from pdserve.decode_node.ends import Ends
 from pdserve.decode_node.hand_offs import HandOffs
 from pdserve.decode_node.job import Job, Jobs, Phase, yields_first
@@ -40,11 +39,10 @@ class Mode(StrEnum):
 
 
 class Preemption:
-    """router: whom a request goes back to. block_bytes: of a block; cost: what steps take here"""
+    """block_bytes: of a block; cost: what steps take here"""
 
     def __init__(
         self,
-        router: NodeId,
         jobs: Jobs,
         reservations: Reservations,
         ends: Ends,
@@ -55,7 +53,6 @@ class Preemption:
     ):
         self.num_leaving = 0
         self.num_corrupt = 0
-        self._router = router
         self._jobs = jobs
         self._reservations = reservations
         self._ends = ends
@@ -78,9 +75,7 @@ class Preemption:
         if mode is Mode.SWAP:
             self._swap_out(job)
         elif mode is Mode.RETURN:
-            sequence = job.sequence
-            returned = Returned(sequence.request, sequence.attempt, job.num_yields)
-            self._actions += [Send(self._router, returned), *self._ends.end(sequence.request, now)]
+            self._actions += self._ends.send_back(job, now)
         else:
             self._reservations.requeue(job)
 

@@ -93,7 +93,7 @@ class DecodeScheduler:
         self._ends = Ends(router, self._jobs, self.reservations)
         self._hand_offs = HandOffs(router, self._jobs, self.reservations, self._ends, block_bytes, hasher.block_size)
         self._preemption = Preemption(
-            router, self._jobs, self.reservations, self._ends, self._hand_offs, budget.cost, block_bytes, limits.mode
+            self._jobs, self.reservations, self._ends, self._hand_offs, budget.cost, block_bytes, limits.mode
         )
         self._growth = Growth(self._jobs, self.reservations, self._preemption)
         self._batch = Batch(self._jobs, pool, self._growth, hasher, budget, policy)

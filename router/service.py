@@ -54,7 +54,7 @@ class TokenStream:
     def __init__(self, record: Record, service: "RouterService"):
         self.record = record
         self._service = service
-        self._pending: dict[int, Progress] = {}
+        self._pending: dict[int, list[Deliver]] = {}
         self._num_open = len(record.samples)
         self._error: GenerationError | None = None
         self._wake = asyncio.Event()
@@ -70,16 +70,15 @@ class TokenStream:
                 raise self._error
             self._wake.clear()
             await self._wake.wait()
-        progress = self._pending.pop(next(iter(self._pending)))
-        self._num_open -= progress.finish is not None
-        return progress
+        sample = next(iter(self._pending))
+        parts = self._pending.pop(sample)
+        finish = parts[-1].finish
+        self._num_open -= finish is not None
+        token_ids = [token_id for part in parts for token_id in part.token_ids]
+        return Progress(token_ids, finish, sample, Logprobs.join(part.logprobs for part in parts))
 
     def push(self, action: Deliver) -> None:
-        before = self._pending.get(action.sample)
-        token_ids, logprobs = list(action.token_ids), action.logprobs
-        if before is not None:
-            token_ids, logprobs = before.token_ids + token_ids, Logprobs.join((before.logprobs, logprobs))
-        self._pending[action.sample] = Progress(token_ids, action.finish, action.sample, logprobs)
+        self._pending.setdefault(action.sample, []).append(action)
         self._wake.set()
 
     def fail(self, error: GenerationError) -> None:
@@ -90,8 +89,8 @@ class TokenStream:
         self._service.cancel(self.record, finish)
 
     def stop(self, sample: int) -> None:
-        before = self._pending.pop(sample, None)
-        if before is None or before.finish is None:
+        parts = self._pending.pop(sample, ())
+        if not parts or parts[-1].finish is None:
             self._service.stop(self.record, sample)
         self._num_open -= 1
 
