@@ -90,6 +90,14 @@ class Capacity:
         """Tokens whose KV the whole pool holds."""
         return self.num_blocks * self.block_size
 
+    def blocks_to_begin(self, num_prompt: int, num_samples: int) -> int:
+        """What several samples need to begin side by side: the prompt's blocks, and one for each to write to."""
+        return -(-num_prompt // self.block_size) + num_samples
+
+    def can_begin(self, num_prompt: int, num_samples: int) -> bool:
+        has_blocks = self.blocks_to_begin(num_prompt, num_samples) <= self.num_blocks
+        return has_blocks and num_samples <= self.max_running
+
 
 @dataclass(frozen=True, slots=True)
 class PoolOffer:

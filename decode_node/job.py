@@ -57,7 +57,6 @@ class Job:
     num_sent: int = 0
     pull: Pull | None = None
     cancelled: bool = False
-    resumed: bool = False
     revokes: int = 0
     is_overdue: bool = False
     is_fixed: bool = False

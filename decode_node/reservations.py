@@ -1,11 +1,12 @@
-"""Blocks for the requests of a decode node: who gets them, who grows, and who must yield.
+"""Blocks for the requests of a decode node: who waits, who gets them, and who yields to a late hand-off.
 
     lacks blocks ── line ──► admit: all or nothing, hits held, fillings joined, one block to grow into
     was swapped  ── line ──► the same, and its blocks come back from the host pool
     is overdue   ── no block left ──► the newest, least important sequences are preempted, each at most once
 
 Owns the line of waiting requests, the fillings, the pool's reservations and the slots of the host pool. `due` names
-the jobs whose pulls something happened to; the scheduler looks at each of them next.
+the jobs whose pulls something happened to; the scheduler looks at each of them next. Called by DecodeScheduler; what
+running sequences grow by is Growth's.
 """
 
 from collections import Counter

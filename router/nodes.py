@@ -96,18 +96,14 @@ class Nodes:
 
         return most((Role.PREFILL, Role.BOTH)), most((Role.DECODE, Role.BOTH))
 
-    def widest(self, num_prompt: int, num_samples: int) -> tuple[int, int, int]:
-        """Of a decode node that can begin these samples side by side, or else of the one with the most blocks: its
-        blocks, its largest batch, its block size."""
+    def widest(self, num_prompt: int, num_samples: int) -> Capacity | None:
+        """Of a decode node that can begin these samples side by side, or else of the one with the most blocks."""
 
         def suits(capacity: Capacity) -> tuple[bool, int, int]:
-            needed = -(-num_prompt // capacity.block_size) + num_samples
-            can_begin = needed <= capacity.num_blocks and num_samples <= capacity.max_running
-            return can_begin, capacity.num_blocks, capacity.max_running
+            return capacity.can_begin(num_prompt, num_samples), capacity.num_blocks, capacity.max_running
 
         decoders = [n.capacity for n in self.staying() if n.role in (Role.DECODE, Role.BOTH)]
-        best = max(decoders, key=suits, default=None)
-        return (0, 0, 1) if best is None else (best.num_blocks, best.max_running, best.block_size)
+        return max(decoders, key=suits, default=None)
 
     def prefill_work(self) -> tuple[float, int]:
         """Seconds that the nodes for prompts together take for a token, and the tokens that they were given."""

@@ -72,11 +72,9 @@ class Node:
 
     def can_begin(self, record: Record) -> bool:
         """Whether all samples of the request, of which each needs a block to write to, can begin here side by side."""
-        size, num_samples = self.capacity.block_size, len(record.live)
-        if num_samples == 1:
-            return self.fits(record.final_tokens)
-        has_blocks = -(-len(record.prompt) // size) + num_samples <= self.capacity.num_blocks
-        return self.fits(record.final_tokens) and has_blocks and num_samples <= self.capacity.max_running
+        num_samples = len(record.live)
+        is_alone = num_samples == 1
+        return self.fits(record.final_tokens) and (is_alone or self.capacity.can_begin(len(record.prompt), num_samples))
 
     @property
     def starts_no_prompt(self) -> bool:

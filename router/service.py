@@ -228,18 +228,19 @@ class RouterService:
 
     def _check_samples(self, num_prompt: int, num_samples: int) -> None:
         """Samples begin side by side, each with a block of its own to write to."""
-        num_blocks, max_running, block_size = self._dispatcher.nodes.widest(num_prompt, num_samples)
-        if num_samples > max_running:
+        widest = self._dispatcher.nodes.widest(num_prompt, num_samples)
+        assert widest is not None, "ready without a decode node"
+        if num_samples > widest.max_running:
             message = (
-                f"n: {num_samples} samples are more than the {max_running} sequences that a decode node runs at once: "
-                "ask for fewer or raise --max-running of the nodes"
+                f"n: {num_samples} samples are more than the {widest.max_running} sequences that a decode node runs "
+                "at once: ask for fewer or raise --max-running of the nodes"
             )
             raise GenerationError(400, "invalid_value", message)
-        needed = -(-num_prompt // block_size) + num_samples
-        if needed > num_blocks:
+        needed = widest.blocks_to_begin(num_prompt, num_samples)
+        if needed > widest.num_blocks:
             message = (
                 f"the prompt and {num_samples} samples need {needed} KV blocks to begin, the largest decode node has "
-                f"{num_blocks}: shorten the prompt, ask for fewer or raise --kv-memory of the nodes"
+                f"{widest.num_blocks}: shorten the prompt, ask for fewer or raise --kv-memory of the nodes"
             )
             raise GenerationError(400, "context_length_exceeded", message)
 
