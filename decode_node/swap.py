@@ -5,7 +5,7 @@
        └── SwappedIn, every block verified ◄───────────────────────────────────────────────────────┘
 
 Slots are of a block each. Copies run in the copy worker, beside steps; a block that comes back is verified like one
-from another node. Pure; the bytes are DecodeNode's.
+from another node. Pure: SwapSpace belongs to Reservations, Preemption sends sequences out, DecodeNode has the bytes.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""What a step drew for the samples of a request, as both roles tell the router and each other."""
+"""What a step drew for the samples of a request, as both roles tell the router and each other.
+
+Owns nothing. Called by the schedulers of prefill and decode nodes when a step is over.
+"""
 
 from collections.abc import Iterable
 
