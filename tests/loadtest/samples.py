@@ -2,11 +2,14 @@
 
 import json
 
-from pdserve.loadtest.client import Exchange
-from pdserve.loadtest.config import Api, BenchConfig, Load, Promise, Span, Target
-from pdserve.loadtest.record import Record
-from pdserve.loadtest.schedule import PlannedRequest
-from pdserve.loadtest.sse import Chunk
+from pdserve.loadtest.client.target import Api, Target
+from pdserve.loadtest.client.wire import Exchange
+from pdserve.loadtest.config import BenchConfig
+from pdserve.loadtest.measures.promise import Promise
+from pdserve.loadtest.measures.record import Record
+from pdserve.loadtest.measures.sse import Chunk
+from pdserve.loadtest.workload.load import Load, Span
+from pdserve.loadtest.workload.schedule import PlannedRequest
 
 DONE = b"data: [DONE]\n\n"
 PROMPT_LENGTHS = Span(8, 12)

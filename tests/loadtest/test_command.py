@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from pdserve.loadtest.command import add_arguments, main
-from pdserve.loadtest.mock import Behaviour, Fault, MockServer
+from pdserve.loadtest.commands.command import add_arguments, main
+from pdserve.loadtest.mock.server import Behaviour, Fault, MockServer
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -111,5 +111,5 @@ def test_help_fits_one_screen(command, capsys):
 
 
 def test_help_does_not_load_numpy_or_aiohttp():
-    code = "import sys, pdserve.loadtest.command; print({'numpy', 'aiohttp'} & set(sys.modules))"
+    code = "import sys, pdserve.loadtest.commands.command; print({'numpy', 'aiohttp'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -2,19 +2,11 @@ import math
 
 import pytest
 
-from pdserve.loadtest.config import (
-    Measure,
-    Promise,
-    Span,
-    Target,
-    Vocabulary,
-    parse_count,
-    parse_promises,
-    parse_span,
-    parse_url,
-    parse_vocabulary,
-)
+from pdserve.loadtest.client.target import Target, parse_url
 from pdserve.loadtest.errors import OptionError
+from pdserve.loadtest.measures.promise import Measure, Promise, parse_promises
+from pdserve.loadtest.options import parse_count
+from pdserve.loadtest.workload.load import Span, Vocabulary, parse_span, parse_vocabulary
 from tests.loadtest.samples import make_load
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from pdserve.loadtest.config import Measure, Promise
-from pdserve.loadtest.measures import broken_promises, describe, is_kept, percentile, summarize
+from pdserve.loadtest.measures.promise import Measure, Promise
+from pdserve.loadtest.measures.summary import broken_promises, describe, is_kept, percentile, summarize
 from tests.loadtest.samples import make_record
 
 TTFT_1S = Promise(Measure.TTFT, 1.0)

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.loadtest.client import Failure
-from pdserve.loadtest.record import read_exchange
-from pdserve.loadtest.sse import Chunk
+from pdserve.loadtest.client.wire import Failure
+from pdserve.loadtest.measures.record import read_exchange
+from pdserve.loadtest.measures.sse import Chunk
 from tests.loadtest.samples import (
     DONE,
     delta_event,

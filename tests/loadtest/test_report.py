@@ -4,10 +4,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pdserve.loadtest.config import Measure, Promise
-from pdserve.loadtest.measures import summarize
-from pdserve.loadtest.progress import Progress, ProgressLine, format_progress
-from pdserve.loadtest.report import Report, describe_environment, format_report, format_seconds, to_json, write_json
+from pdserve.loadtest.measures.promise import Measure, Promise
+from pdserve.loadtest.measures.summary import summarize
+from pdserve.loadtest.report.progress import Progress, ProgressLine, format_progress
+from pdserve.loadtest.report.report import (
+    Report,
+    describe_environment,
+    format_report,
+    format_seconds,
+    to_json,
+    write_json,
+)
 from tests.loadtest.samples import make_config, make_load, make_record
 
 PROMISES = (Promise(Measure.TTFT, 1.0),)

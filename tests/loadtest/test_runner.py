@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from pdserve.loadtest.config import Measure, Promise, Span
 from pdserve.loadtest.errors import OptionError, TargetError
-from pdserve.loadtest.mock import Behaviour, Fault, MockServer
-from pdserve.loadtest.progress import Progress
+from pdserve.loadtest.measures.promise import Measure, Promise
+from pdserve.loadtest.mock.server import Behaviour, Fault, MockServer
+from pdserve.loadtest.report.progress import Progress
 from pdserve.loadtest.runner import run
+from pdserve.loadtest.workload.load import Span
 from tests.loadtest.samples import BOTH_APIS, make_config, make_load
 
 FIRST_S = 0.03

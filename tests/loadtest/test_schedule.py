@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from pdserve.loadtest.config import Api, Span, Vocabulary
+from pdserve.loadtest.client.target import Api
 from pdserve.loadtest.errors import OptionError
-from pdserve.loadtest.schedule import digest_schedule, plan_requests, plan_warmup
+from pdserve.loadtest.workload.load import Span, Vocabulary
+from pdserve.loadtest.workload.schedule import digest_schedule, plan_requests, plan_warmup
 from tests.loadtest.samples import BOTH_APIS, make_load, planned_ids
 
 

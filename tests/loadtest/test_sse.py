@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.loadtest.sse import Chunk, Event, split_events
+from pdserve.loadtest.measures.sse import Chunk, Event, split_events
 
 
 def test_events_of_one_chunk_share_its_time():

@@ -13,23 +13,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdserve.loadtest.config import (
-    Api,
-    BenchConfig,
-    Load,
-    Target,
-    parse_count,
-    parse_number,
-    parse_promises,
-    parse_span,
-    parse_url,
-    parse_vocabulary,
-    read_api_key,
-)
+from pdserve.loadtest.client.target import Api, Target, parse_url, read_api_key
+from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.errors import LoadtestError, OptionError
+from pdserve.loadtest.measures.promise import parse_promises
+from pdserve.loadtest.options import parse_count, parse_number
+from pdserve.loadtest.workload.load import Load, parse_span, parse_vocabulary
 
 if TYPE_CHECKING:
-    from pdserve.loadtest.report import Report
+    from pdserve.loadtest.report.report import Report
 
 EXIT_OK = 0
 EXIT_TOO_MANY_FAILED = 1
@@ -109,8 +101,8 @@ def _run(args: argparse.Namespace) -> int:
     path = None if args.json is None else _writable_path(args.json)
 
     # Not at the top: these load aiohttp and numpy, which help and other commands need not wait for.
-    from pdserve.loadtest.progress import Progress, ProgressLine
-    from pdserve.loadtest.report import format_report, write_json
+    from pdserve.loadtest.report.progress import Progress, ProgressLine
+    from pdserve.loadtest.report.report import format_report, write_json
     from pdserve.loadtest.runner import ignore_progress, run
 
     line = ProgressLine(sys.stderr)
@@ -188,7 +180,7 @@ def _mock(args: argparse.Namespace) -> int:
         if not (times[flag] >= 0 and math.isfinite(times[flag])):
             raise OptionError(f"{flag} {text}: must be a number of seconds, at least 0")
 
-    from pdserve.loadtest.mock import Behaviour, MockServer
+    from pdserve.loadtest.mock.server import Behaviour, MockServer
 
     async def serve() -> None:
         behaviour = Behaviour(first_token_s=times["--ttft-s"], gap_s=times["--gap-s"])

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pdserve.loadtest.config import Measure, Promise
-from pdserve.loadtest.record import Record
+from pdserve.loadtest.measures.promise import Measure, Promise
+from pdserve.loadtest.measures.record import Record
 
 # A run is believed while the client's p99 lag is below the larger of these.
 MAX_LAG_S = 0.005

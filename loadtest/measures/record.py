@@ -17,10 +17,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.loadtest.client import Exchange, Failure
-from pdserve.loadtest.config import MAX_TOKENS
-from pdserve.loadtest.schedule import PlannedRequest
-from pdserve.loadtest.sse import Event, split_events
+from pdserve.loadtest.client.wire import Exchange, Failure
+from pdserve.loadtest.measures.sse import Event, split_events
+from pdserve.loadtest.workload.load import MAX_TOKENS
+from pdserve.loadtest.workload.schedule import PlannedRequest
 
 _MAX_DETAIL = 300
 

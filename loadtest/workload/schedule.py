@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pdserve.loadtest.config import Api, Load
-from pdserve.loadtest.prompts import draw_text_prompts, draw_token_prompts
+from pdserve.loadtest.client.target import Api
+from pdserve.loadtest.workload.load import Load
+from pdserve.loadtest.workload.prompts import draw_text_prompts, draw_token_prompts
 
 
 @dataclass(frozen=True, slots=True)

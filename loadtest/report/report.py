@@ -14,9 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pdserve.loadtest.config import BenchConfig, Load, Promise
-from pdserve.loadtest.measures import Distribution, Summary, broken_promises, is_kept
-from pdserve.loadtest.record import Record
+from pdserve.loadtest.config import BenchConfig
+from pdserve.loadtest.measures.promise import Promise
+from pdserve.loadtest.measures.record import Record
+from pdserve.loadtest.measures.summary import Distribution, Summary, broken_promises, is_kept
+from pdserve.loadtest.workload.load import Load
 
 SCHEMA = "pdserve.loadtest.run/1"
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from pdserve.loadtest.config import Api
+from pdserve.loadtest.client.target import Api
 
 
 class Fault(StrEnum):

@@ -7,8 +7,8 @@ prompts than ids). Called by the schedule.
 
 import numpy as np
 
-from pdserve.loadtest.config import Vocabulary
 from pdserve.loadtest.errors import OptionError
+from pdserve.loadtest.workload.load import Vocabulary
 
 # Common words that are one token each, with the space before them, in the usual byte-pair vocabularies.
 WORDS = tuple(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from pdserve.loadtest.config import Api, Target
-from pdserve.loadtest.schedule import PlannedRequest
-from pdserve.loadtest.sse import Chunk
+from pdserve.loadtest.client.target import Api, Target
+from pdserve.loadtest.measures.sse import Chunk
+from pdserve.loadtest.workload.schedule import PlannedRequest
 
 # Far above any real answer; it only stops a server that never stops.
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
