@@ -21,6 +21,7 @@ from pdserve.loadtest.client.wire import Exchange, Failure
 from pdserve.loadtest.measures.sse import Event, split_events
 from pdserve.loadtest.workload.load import MAX_TOKENS
 from pdserve.loadtest.workload.schedule import PlannedRequest
+from pdserve.loadtest.workload.window import Window
 
 _MAX_DETAIL = 300
 
@@ -53,6 +54,9 @@ class Record:
     error: str | None = None
     detail: str | None = None
     server_metrics: dict[str, Any] | None = None
+    window: Window = Window.STEADY
+    conversation: int | None = None
+    turn: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -153,6 +157,9 @@ def read_exchange(planned: PlannedRequest, exchange: Exchange, start: float) -> 
         error=None if failure is None else failure.kind,
         detail=None if failure is None else _printable(failure.detail),
         server_metrics=stream.metrics,
+        window=planned.window,
+        conversation=planned.conversation,
+        turn=planned.turn,
     )
 
 

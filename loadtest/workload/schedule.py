@@ -13,17 +13,24 @@ import numpy as np
 from pdserve.loadtest.client.target import Api
 from pdserve.loadtest.workload.load import Load
 from pdserve.loadtest.workload.prompts import draw_text_prompts, draw_token_prompts
+from pdserve.loadtest.workload.window import Window
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request to come. at_s counts from the start of the run; prompt is token ids, or text for chat."""
+    """One request to come. at_s counts from the start of the run; prompt is token ids, or text for chat.
+
+    conversation, turn   of several turns: whose it is and which, from 0
+    """
 
     index: int
     at_s: float
     input_tokens: int
     output_tokens: int
     prompt: tuple[int, ...] | str
+    window: Window = Window.STEADY
+    conversation: int | None = None
+    turn: int = 0
 
 
 def plan_requests(load: Load, api: Api) -> tuple[PlannedRequest, ...]:
