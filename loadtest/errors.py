@@ -2,7 +2,7 @@
 
     LoadtestError
     ├── OptionError   a flag that cannot be used, found before anything is sent
-    └── TargetError   a server that cannot be tested: unreachable, another model, a refused warm-up
+    └── TargetError   a server that cannot be tested: unreachable, another model, a refused preflight
 
 The load test imports nothing else of this project, so that it can judge any server; hence its own tree.
 """

@@ -1,4 +1,4 @@
-"""One run from the plan to the report: find the model, warm up, send everything on time, then read it.
+"""One run from the plan to the report: find the model, try it, send everything on time, then read it.
 
 The loop is open: a request is sent at its intended time whatever became of those before it. Called by the
 command, and by programs through `run`.
@@ -23,7 +23,7 @@ from pdserve.loadtest.measures.summary import summarize
 from pdserve.loadtest.report.progress import Progress
 from pdserve.loadtest.report.report import Report, describe_environment
 from pdserve.loadtest.workload.load import Load
-from pdserve.loadtest.workload.schedule import PlannedRequest, digest_schedule, plan_requests, plan_warmup
+from pdserve.loadtest.workload.schedule import PlannedRequest, digest_schedule, plan_preflight, plan_requests
 
 # From the end of preparations to the first send, so that the first request is not late.
 _START_DELAY_S = 0.05
@@ -45,7 +45,7 @@ async def run(config: BenchConfig, on_progress: Callable[[Progress], None] = ign
 
     on_progress is called on the event loop whenever a request is sent or ends; it must be quick.
     Raises OptionError for a load that cannot be made or does not fit the model, TargetError for a server
-    that cannot be reached, does not serve the model or refuses the warm-up.
+    that cannot be reached, does not serve the model or refuses the preflight.
     """
     load, target = config.load, config.target
     schedule = plan_requests(load, target.api)
@@ -53,8 +53,8 @@ async def run(config: BenchConfig, on_progress: Callable[[Progress], None] = ign
     async with open_session(target.api_key) as session:
         model = await find_model(session, target)
         _check_fits(load, target, model)
-        await _warm_up(session, load, target, model.name)
-        bodies = [encode_body(planned, target.api, model.name) for planned in schedule]
+        await _preflight(session, load, target, model.name)
+        bodies = [encode_body(planned, model.name) for planned in schedule]
         canary = LagCanary()
         start, exchanges = await _drive(session, config, schedule, bodies, canary, on_progress)
     records = tuple(
@@ -112,16 +112,16 @@ def _check_fits(load: Load, target: Target, model: ServedModel) -> None:
         )
 
 
-async def _warm_up(session: aiohttp.ClientSession, load: Load, target: Target, model: str) -> None:
-    """Send the warm-up requests one after the other, unmeasured; the first that fails ends the run."""
-    for planned in plan_warmup(load, target.api, target.warmup):
-        body = encode_body(planned, target.api, model)
+async def _preflight(session: aiohttp.ClientSession, load: Load, target: Target, model: str) -> None:
+    """Send the preflight requests one after the other, unmeasured; the first that fails ends the run."""
+    for planned in plan_preflight(load, target.api, target.preflight):
+        body = encode_body(planned, model)
         start = time.monotonic()
-        exchange = await send(session, target, body, f"bench-warmup-{planned.index}", start)
+        exchange = await send(session, target, body, f"bench-preflight-{planned.index}", start)
         record = read_exchange(planned, exchange, start)
         if record.error is not None:
             raise TargetError(
-                f"the warm-up request failed: {record.error}: {record.detail} (--warmup 0 measures regardless)"
+                f"the preflight request failed: {record.error}: {record.detail} (--preflight 0 measures regardless)"
             )
 
 

@@ -13,7 +13,7 @@ from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import check_count
 
 MAX_CONCURRENCY = 1_000_000
-MAX_WARMUP = 100
+MAX_PREFLIGHT = 100
 
 
 class Api(StrEnum):
@@ -33,6 +33,7 @@ class Target:
     model            None takes the first one that the server lists
     timeout_s        from the actual send of a request to the end of its stream
     max_concurrency  requests in flight at most; None is the open loop that users are
+    preflight        unmeasured requests that are sent one by one before the run
     api_key          sent as `Authorization: Bearer KEY`, in no report
     """
 
@@ -41,7 +42,7 @@ class Target:
     api: Api = Api.COMPLETIONS
     timeout_s: float = 300.0
     max_concurrency: int | None = None
-    warmup: int = 1
+    preflight: int = 1
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -50,7 +51,7 @@ class Target:
             raise OptionError(f"--timeout-s {self.timeout_s}: must be a number of seconds above 0")
         if self.max_concurrency is not None:
             check_count("--max-concurrency", self.max_concurrency, 1, MAX_CONCURRENCY)
-        check_count("--warmup", self.warmup, 0, MAX_WARMUP)
+        check_count("--preflight", self.preflight, 0, MAX_PREFLIGHT)
 
 
 def read_api_key(path: str) -> str:

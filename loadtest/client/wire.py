@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from pdserve.loadtest.client.target import Api, Target
+from pdserve.loadtest.client.target import Target
 from pdserve.loadtest.measures.sse import Chunk
+from pdserve.loadtest.workload.chat import Chat
 from pdserve.loadtest.workload.schedule import PlannedRequest
 
 # Far above any real answer; it only stops a server that never stops.
@@ -64,7 +65,7 @@ def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
     )
 
 
-def encode_body(planned: PlannedRequest, api: Api, model: str) -> bytes:
+def encode_body(planned: PlannedRequest, model: str) -> bytes:
     """The JSON body that asks for exactly the planned output, as a stream with usage."""
     body: dict[str, object] = {
         "model": model,
@@ -74,8 +75,8 @@ def encode_body(planned: PlannedRequest, api: Api, model: str) -> bytes:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if api is Api.CHAT:
-        body["messages"] = [{"role": "user", "content": planned.prompt}]
+    if isinstance(planned.prompt, Chat):
+        body["messages"] = planned.prompt.to_json()
     else:
         body["prompt"] = planned.prompt
     return json.dumps(body, separators=(",", ":")).encode()

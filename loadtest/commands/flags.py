@@ -13,7 +13,9 @@ from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.measures.promise import parse_promises
 from pdserve.loadtest.options import parse_count, parse_number
-from pdserve.loadtest.workload.load import Load, parse_span, parse_vocabulary
+from pdserve.loadtest.workload.arrivals import parse_arrivals
+from pdserve.loadtest.workload.lengths import DrawnLengths, parse_span
+from pdserve.loadtest.workload.load import Load, parse_vocabulary
 
 
 class OneScreen(argparse.HelpFormatter):
@@ -27,7 +29,14 @@ def add_load_and_target(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", help="the server (http://127.0.0.1:8000)")
     add("--rate", required=True, metavar="R", help="requests a second; inf sends all at once")
-    add("--num-requests", default="100", metavar="N", help="requests to send (100)")
+    add(
+        "--arrivals",
+        default="poisson",
+        metavar="P",
+        help="poisson, constant, gamma:CV or steps:RATE@SECONDS,... (poisson)",
+    )
+    add("--num-requests", default="100", metavar="N", help="requests to measure (100)")
+    add("--ramp", default="0.1", metavar="SHARE", help="unmeasured before and after them, as a share of N (0.1)")
     add("--input-tokens", default="256-768", metavar="A-B", help="prompt length, uniform, both included (256-768)")
     add("--output-tokens", default="32-96", metavar="A-B", help="exact output length, likewise (32-96)")
     add("--slo", metavar="LIST", help="promises, e.g. ttft=2.0,tpot=0.06 (seconds; also second, gap, e2e)")
@@ -38,7 +47,7 @@ def add_load_and_target(parser: argparse.ArgumentParser) -> None:
     add("--api", default="completions", choices=list(Api), help="chat sends words: its prompt lengths are rough")
     add("--vocab", default="100-30000", metavar="A-B", help="prompt ids, B not included (100-30000)")
     add("--timeout-s", default="300", metavar="S", help="longest wait for one request (300)")
-    add("--warmup", default="1", metavar="N", help="unmeasured requests before the run (1)")
+    add("--preflight", default="1", metavar="N", help="unmeasured requests, one by one, before the run (1)")
     add("--max-concurrency", default="none", metavar="N", help="requests in flight at most (none: open loop)")
     add("--max-failed", default="0.05", metavar="SHARE", help="exit 1 above this share of failures (0.05)")
 
@@ -52,14 +61,17 @@ def read_config(args: argparse.Namespace) -> BenchConfig:
             api=Api(args.api),
             timeout_s=parse_number("--timeout-s", "", args.timeout_s),
             max_concurrency=None if max_concurrency == "none" else parse_count("--max-concurrency", max_concurrency),
-            warmup=parse_count("--warmup", args.warmup),
+            preflight=parse_count("--preflight", args.preflight),
             api_key=None if args.api_key_file is None else read_api_key(args.api_key_file),
         ),
         load=Load(
             rate_per_s=parse_number("--rate", "", args.rate),
             num_requests=parse_count("--num-requests", args.num_requests),
-            input_tokens=parse_span("--input-tokens", args.input_tokens),
-            output_tokens=parse_span("--output-tokens", args.output_tokens),
+            lengths=DrawnLengths(
+                parse_span("--input-tokens", args.input_tokens), parse_span("--output-tokens", args.output_tokens)
+            ),
+            arrivals=parse_arrivals(args.arrivals),
+            ramp=parse_number("--ramp", "", args.ramp),
             seed=parse_count("--seed", args.seed),
             vocabulary=parse_vocabulary(args.vocab),
         ),

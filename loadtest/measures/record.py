@@ -19,7 +19,7 @@ from typing import Any
 
 from pdserve.loadtest.client.wire import Exchange, Failure
 from pdserve.loadtest.measures.sse import Event, split_events
-from pdserve.loadtest.workload.load import MAX_TOKENS
+from pdserve.loadtest.workload.lengths import MAX_TOKENS
 from pdserve.loadtest.workload.schedule import PlannedRequest
 from pdserve.loadtest.workload.window import Window
 

@@ -73,9 +73,7 @@ def to_json(report: Report) -> dict[str, Any]:
     summary = report.summary
     config = asdict(report.config)
     del config["target"]["api_key"]
-    if math.isinf(report.config.load.rate_per_s):
-        # JSON has no infinity.
-        config["load"]["rate_per_s"] = "inf"
+    config["load"] = report.config.load.to_json()
     return {
         "schema": SCHEMA,
         "slo_attainment": summary.slo_attainment,
@@ -149,7 +147,7 @@ def format_seconds(value: float) -> str:
 
 
 def _format_rate(load: Load) -> str:
-    return "all at once" if math.isinf(load.rate_per_s) else f"at {load.rate_per_s:g}/s (Poisson)"
+    return "all at once" if math.isinf(load.rate_per_s) else f"at {load.rate_per_s:g}/s ({load.arrivals})"
 
 
 def _format_row(title: str, values: Distribution | None) -> str:

@@ -8,7 +8,8 @@ from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.measures.promise import Promise
 from pdserve.loadtest.measures.record import Record
 from pdserve.loadtest.measures.sse import Chunk
-from pdserve.loadtest.workload.load import Load, Span
+from pdserve.loadtest.workload.lengths import DrawnLengths, Span
+from pdserve.loadtest.workload.load import Load
 from pdserve.loadtest.workload.schedule import PlannedRequest
 
 DONE = b"data: [DONE]\n\n"
@@ -24,11 +25,11 @@ def make_load(
     output_tokens: Span = OUTPUT_LENGTHS,
     **others,
 ) -> Load:
-    return Load(rate_per_s, num_requests, input_tokens, output_tokens, **others)
+    return Load(rate_per_s, num_requests, DrawnLengths(input_tokens, output_tokens), **{"ramp": 0.0, **others})
 
 
 def make_config(url: str, load: Load | None = None, promises: tuple[Promise, ...] = (), **target) -> BenchConfig:
-    return BenchConfig(Target(url=url, **{"warmup": 0, **target}), load or make_load(), promises)
+    return BenchConfig(Target(url=url, **{"preflight": 0, **target}), load or make_load(), promises)
 
 
 def make_record(

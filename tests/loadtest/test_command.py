@@ -37,13 +37,13 @@ async def test_a_run_prints_its_table_and_writes_its_json(tmp_path, capsys):
 
 async def test_too_many_failures_exit_with_1_and_the_first_reason(capsys):
     async with MockServer([Behaviour(), Behaviour(fault=Fault.SHORT)]) as server:
-        assert await bench(server, "--warmup", "0") == 1
+        assert await bench(server, "--preflight", "0") == 1
     assert "2 of 4 requests failed, above --max-failed 0.05" in capsys.readouterr().err
 
 
 async def test_failures_within_the_allowed_share_exit_with_0():
     async with MockServer([Behaviour(), Behaviour(fault=Fault.SHORT)]) as server:
-        assert await bench(server, "--warmup", "0", "--max-failed", "0.5") == 0
+        assert await bench(server, "--preflight", "0", "--max-failed", "0.5") == 0
 
 
 async def test_an_unknown_model_exits_with_2(capsys):
@@ -72,7 +72,7 @@ async def test_a_server_that_is_gone_exits_with_2(capsys):
         ("--seed", "-1"),
         ("--vocab", "9"),
         ("--timeout-s", "soon"),
-        ("--warmup", "-1"),
+        ("--preflight", "-1"),
         ("--max-concurrency", "0"),
         ("--max-failed", "2"),
         ("--max-failed", "nan"),

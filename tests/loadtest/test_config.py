@@ -6,7 +6,8 @@ from pdserve.loadtest.client.target import Target, parse_url
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.measures.promise import Measure, Promise, parse_promises
 from pdserve.loadtest.options import parse_count
-from pdserve.loadtest.workload.load import Span, Vocabulary, parse_span, parse_vocabulary
+from pdserve.loadtest.workload.lengths import Span, parse_span
+from pdserve.loadtest.workload.load import Vocabulary, parse_vocabulary
 from tests.loadtest.samples import make_load
 
 
@@ -105,8 +106,8 @@ def test_a_password_in_the_url_is_not_repeated_in_the_error():
         ("--timeout-s", {"timeout_s": 0.0}),
         ("--timeout-s", {"timeout_s": math.inf}),
         ("--max-concurrency", {"max_concurrency": 0}),
-        ("--warmup", {"warmup": -1}),
-        ("--warmup", {"warmup": 101}),
+        ("--preflight", {"preflight": -1}),
+        ("--preflight", {"preflight": 101}),
     ],
 )
 def test_a_target_out_of_limits_is_refused_naming_the_flag(flag, fields):

@@ -11,7 +11,7 @@ from pdserve.loadtest.measures.promise import Measure, Promise
 from pdserve.loadtest.mock.server import Behaviour, Fault, MockServer
 from pdserve.loadtest.report.progress import Progress
 from pdserve.loadtest.runner import run
-from pdserve.loadtest.workload.load import Span
+from pdserve.loadtest.workload.lengths import Span
 from tests.loadtest.samples import BOTH_APIS, make_config, make_load
 
 FIRST_S = 0.03
@@ -142,17 +142,17 @@ async def test_progress_is_told_of_every_send_and_end():
     assert seen[-1] == (4, 4, 2)
 
 
-async def test_warm_up_requests_are_sent_and_not_measured():
-    report, server = await run_against(warmup=3)
+async def test_preflight_requests_are_sent_and_not_measured():
+    report, server = await run_against(preflight=3)
     assert len(server.received) == 7
     assert len(report.records) == 4
     prompts = {tuple(received.body["prompt"]) for received in server.received}
     assert len(prompts) == 7
 
 
-async def test_a_failing_warm_up_ends_the_run_with_its_reason():
-    with pytest.raises(TargetError, match=r"warm-up .*http_500: broken on purpose"):
-        await run_against(Behaviour(fault=Fault.STATUS), warmup=1)
+async def test_a_failing_preflight_ends_the_run_with_its_reason():
+    with pytest.raises(TargetError, match=r"preflight .*http_500: broken on purpose"):
+        await run_against(Behaviour(fault=Fault.STATUS), preflight=1)
 
 
 async def test_the_client_watches_its_own_lag():

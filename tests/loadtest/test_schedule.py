@@ -3,8 +3,9 @@ import pytest
 
 from pdserve.loadtest.client.target import Api
 from pdserve.loadtest.errors import OptionError
-from pdserve.loadtest.workload.load import Span, Vocabulary
-from pdserve.loadtest.workload.schedule import digest_schedule, plan_requests, plan_warmup
+from pdserve.loadtest.workload.lengths import Span
+from pdserve.loadtest.workload.load import Vocabulary
+from pdserve.loadtest.workload.schedule import digest_schedule, plan_preflight, plan_requests
 from tests.loadtest.samples import BOTH_APIS, make_load, planned_ids
 
 
@@ -65,7 +66,9 @@ def test_a_prompt_has_exactly_the_planned_number_of_ids_of_the_vocabulary():
 
 def test_a_chat_prompt_has_the_planned_number_of_words():
     schedule = plan_requests(make_load(num_requests=50), Api.CHAT)
-    assert [len(planned.prompt.split()) for planned in schedule] == [planned.input_tokens for planned in schedule]
+    assert [len(planned.prompt.messages[0].content.split()) for planned in schedule] == [
+        planned.input_tokens for planned in schedule
+    ]
 
 
 def test_no_two_prompts_start_with_the_same_id():
@@ -87,9 +90,9 @@ def test_prompts_too_short_to_differ_are_refused(vocabulary):
         plan_requests(load, Api.COMPLETIONS)
 
 
-def test_warm_up_prompts_are_not_those_of_the_run():
+def test_preflight_prompts_are_not_those_of_the_run():
     load = make_load(num_requests=20)
-    warmup = plan_warmup(load, Api.COMPLETIONS, 5)
-    assert len(warmup) == 5
-    assert not set(planned_ids(warmup)) & set(planned_ids(plan_requests(load, Api.COMPLETIONS)))
-    assert plan_warmup(load, Api.COMPLETIONS, 0) == ()
+    preflight = plan_preflight(load, Api.COMPLETIONS, 5)
+    assert len(preflight) == 5
+    assert not set(planned_ids(preflight)) & set(planned_ids(plan_requests(load, Api.COMPLETIONS)))
+    assert plan_preflight(load, Api.COMPLETIONS, 0) == ()
