@@ -24,6 +24,9 @@ from pdserve.loadtest.workload.schedule import PlannedRequest
 from pdserve.loadtest.workload.window import Window
 
 _MAX_DETAIL = 300
+# The names in the server's ledger of the waits before a prompt is computed: at the router, at the node.
+_QUEUES = ("queue_s", "prefill_queue_s")
+_MAX_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,18 @@ class Record:
     @property
     def service_e2e_s(self) -> float:
         return self.ended_s - self.sent_s
+
+    @property
+    def has_other_prompt(self) -> bool:
+        """Whether the server counted another number of prompt tokens than planned."""
+        return self.prompt_tokens is not None and self.prompt_tokens != self.planned_input_tokens
+
+    @property
+    def queue_s(self) -> float | None:
+        """Waiting in queues before the prompt was computed, by the server's ledger; None where it tells none."""
+        ledger = {} if self.server_metrics is None else self.server_metrics
+        waits = [wait for name in _QUEUES if (wait := _seconds(ledger.get(name))) is not None]
+        return sum(waits) if waits else None
 
 
 @dataclass(slots=True)
@@ -248,6 +263,10 @@ def _find_failure(planned: PlannedRequest, exchange: Exchange, stream: _Stream, 
 def _count(usage: dict[str, Any] | None, name: str) -> int | None:
     value = None if usage is None else usage.get(name)
     return value if type(value) is int and 0 <= value <= MAX_TOKENS else None
+
+
+def _seconds(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 <= value <= _MAX_S else None
 
 
 def _describe_body(exchange: Exchange) -> str:

@@ -1,153 +1,150 @@
-"""Numbers out of records: percentiles, promises kept, goodput, and whether the run may be believed.
+"""Numbers out of records: latencies, promises kept, rates, and whether the run may be believed. Pure functions.
 
-Pure functions. Latencies are those of complete requests; shares and rates count every request.
+The headline numbers are those of the steady window's requests; the warm-up's and the cool-down's stand beside them.
+Latencies are those of complete requests; shares count every request.
 
-Percentiles are values that were observed (numpy's "inverted_cdf": the smallest value that at least the
-given share of values does not exceed), so "p90 <= limit" says exactly that 90 % kept the limit.
-The duration of a run goes from the first intended send to the last end of a request, failed ones included.
+Rates count what happened during the steady window's span, by whichever window's requests: ends of requests, arrivals
+of tokens, first tokens for what was put in. The span goes from the first steady request's intended send to the first
+cool-down request's; without a cool-down, to the last end of a steady request, the failed included. So an overloaded
+server's rate is what it served, not what it was sent, and a drained queue after the last send dilutes nothing.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdserve.loadtest.measures.promise import Measure, Promise
+from pdserve.loadtest.measures.bootstrap import NUM_RESAMPLES, Interval, percentile_intervals, wilson
+from pdserve.loadtest.measures.distribution import Distribution, describe
+from pdserve.loadtest.measures.failures import count_classes
+from pdserve.loadtest.measures.kept import broken_promises, is_kept
+from pdserve.loadtest.measures.latencies import LATENCIES, values_of
+from pdserve.loadtest.measures.promise import Promise
+from pdserve.loadtest.measures.rates import Rates, measure_rates
 from pdserve.loadtest.measures.record import Record
+from pdserve.loadtest.measures.validity import Validity, judge_lags
+from pdserve.loadtest.workload.window import Window
 
-# A run is believed while the client's p99 lag is below the larger of these.
-MAX_LAG_S = 0.005
-MAX_LAG_SHARE_OF_TTFT = 0.05
+if TYPE_CHECKING:
+    from pdserve.loadtest.report.report import Report
 
-_MEASURES: dict[Measure, Callable[[Record], float | None]] = {
-    Measure.TTFT: lambda record: record.ttft_s,
-    Measure.SECOND: lambda record: record.second_token_s,
-    Measure.TPOT: lambda record: record.tpot_s,
-    Measure.GAP: lambda record: max(record.gaps_s, default=None),
-    Measure.E2E: lambda record: record.e2e_s,
-}
+_WITH_INTERVALS = ("ttft", "second", "tpot", "max_gap", "e2e")
+# Above so many requests the intervals are narrow, and fewer resamples say so as well.
+_MAX_DRAWS = 20_000_000
+_MIN_RESAMPLES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
-    """Of a measure over requests (or over gaps), in seconds."""
+class PercentileIntervals:
+    """Bootstrap intervals of a measure's percentiles, in seconds."""
 
-    count: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
+    p50: Interval
+    p90: Interval
+    p99: Interval
 
 
 @dataclass(frozen=True, slots=True)
-class Validity:
-    """Whether the client was punctual enough: its p99 lag against what is allowed."""
+class WindowSummary:
+    """The warm-up or the cool-down: nothing to be quoted, but a server that got slower shows here."""
 
-    lag_p99_s: float
-    max_lag_s: float
-
-    @property
-    def is_valid(self) -> bool:
-        return self.lag_p99_s <= self.max_lag_s
+    num_requests: int
+    num_complete: int
+    num_kept: int
+    latencies: dict[str, Distribution | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run in numbers.
+    """The steady window of one run, or of several pooled, in numbers.
 
-    errors      failed requests by class
-    broken      complete requests by promise they broke; one request may break several
-    latencies   by name; None where no request has the measure
+    errors                  failed requests by exact kind
+    error_classes           and by class (failures.py)
+    broken                  complete requests by promise they broke; one request may break several
+    num_prompt_mismatches   requests whose prompt the server counted otherwise than planned
+    duration_s              span of the window, that rates are over
+    attainment_interval     Wilson's, at 95 %; None without requests
+    latencies               by name; None where no request has the measure
+    intervals               of percentiles, for measures that have one value a request
+    windows                 the other windows that have requests, by name
     """
 
     num_requests: int
     num_complete: int
     num_kept: int
     errors: dict[str, int]
+    error_classes: dict[str, int]
     broken: dict[str, int]
+    num_prompt_mismatches: int
     duration_s: float
     slo_attainment: float
+    attainment_interval: Interval | None
     goodput_per_s: float
     completed_per_s: float
+    input_tokens_per_s: float
     output_tokens_per_s: float
     output_tokens: int
     merged_tokens: int
     num_without_usage: int
     latencies: dict[str, Distribution | None]
+    intervals: dict[str, PercentileIntervals | None]
+    windows: dict[str, WindowSummary]
     validity: Validity
 
 
-def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
-    """The smallest observed value that at least `percent` % of the values do not exceed; values is not empty."""
-    return float(np.percentile(values, percent, method="inverted_cdf"))
-
-
-def describe(values: Iterable[float]) -> Distribution | None:
-    """The distribution of values, None for no values."""
-    observed = np.fromiter(values, dtype=np.float64)
-    if not observed.size:
-        return None
-    return Distribution(
-        count=int(observed.size),
-        mean=float(observed.mean()),
-        p50=percentile(observed, 50),
-        p90=percentile(observed, 90),
-        p99=percentile(observed, 99),
-        max=float(observed.max()),
-    )
-
-
-def measure(record: Record, name: Measure) -> float | None:
-    """What a promise is about, in seconds; None where the request is too short to have it."""
-    return _MEASURES[name](record)
-
-
-def broken_promises(record: Record, promises: Sequence[Promise]) -> tuple[str, ...]:
-    """The names of the promises that a complete request broke; one too short for a measure keeps it."""
-    broken = []
-    for promise in promises:
-        value = measure(record, promise.measure)
-        if value is not None and value > promise.limit_s:
-            broken.append(str(promise.measure))
-    return tuple(broken)
-
-
-def is_kept(record: Record, promises: Sequence[Promise]) -> bool:
-    """Whether a request was answered in full and within every promise."""
-    return record.is_complete and not broken_promises(record, promises)
-
-
-def duration_s(records: Sequence[Record]) -> float:
-    return max(record.ended_s for record in records) - min(record.intended_s for record in records)
-
-
 def summarize(records: Sequence[Record], promises: Sequence[Promise], loop_lags_s: Iterable[float]) -> Summary:
-    """The numbers of a run of at least one request."""
-    complete = [record for record in records if record.is_complete]
-    num_kept = sum(is_kept(record, promises) for record in records)
-    duration = duration_s(records)
-    output_tokens = sum(record.output_tokens for record in records)
-    latencies = _latencies(records, complete)
-    latencies["loop_lag"] = describe(loop_lags_s)
+    """The numbers of a run."""
+    return _summarize([records], promises, describe(loop_lags_s))
+
+
+def pool(reports: Sequence["Report"]) -> Summary:
+    """The numbers of several runs of one load that differ in the seed, as if their requests were one run's.
+
+    Rates are over the sum of the spans; the loop's lag is that of the least punctual run.
+    """
+    lags = [report.summary.latencies["loop_lag"] for report in reports]
+    worst = max((lag for lag in lags if lag is not None), key=lambda lag: lag.p99, default=None)
+    return _summarize([report.records for report in reports], reports[0].config.promises, worst)
+
+
+def _summarize(runs: Sequence[Sequence[Record]], promises: Sequence[Promise], loop_lag: Distribution | None) -> Summary:
+    every = [record for records in runs for record in records]
+    steady = _of_window(every, Window.STEADY)
+    complete = [record for record in steady if record.is_complete]
+    num_kept = sum(is_kept(record, promises) for record in steady)
+    rates = sum((measure_rates(records, promises) for records in runs), start=Rates())
+    latencies = _latencies(complete)
+    latencies["client_lag"] = describe(record.lag_s for record in every)
+    latencies["loop_lag"] = loop_lag
+    errors = [record.error for record in steady if record.error is not None]
     return Summary(
-        num_requests=len(records),
+        num_requests=len(steady),
         num_complete=len(complete),
         num_kept=num_kept,
-        errors=dict(Counter(record.error for record in records if record.error is not None).most_common()),
+        errors=dict(Counter(errors).most_common()),
+        error_classes=count_classes(errors),
         broken=_count_broken(complete, promises),
-        duration_s=duration,
-        slo_attainment=num_kept / len(records),
-        goodput_per_s=num_kept / duration,
-        completed_per_s=len(complete) / duration,
-        output_tokens_per_s=output_tokens / duration,
-        output_tokens=output_tokens,
-        merged_tokens=sum(record.merged_tokens for record in records),
+        num_prompt_mismatches=sum(record.has_other_prompt for record in steady),
+        duration_s=rates.span_s,
+        slo_attainment=num_kept / len(steady) if steady else 0.0,
+        attainment_interval=wilson(num_kept, len(steady)) if steady else None,
+        goodput_per_s=rates.per_s(rates.num_kept),
+        completed_per_s=rates.per_s(rates.num_complete),
+        input_tokens_per_s=rates.per_s(rates.input_tokens),
+        output_tokens_per_s=rates.per_s(rates.output_tokens),
+        output_tokens=sum(record.output_tokens for record in steady),
+        merged_tokens=sum(record.merged_tokens for record in steady),
         num_without_usage=sum(not record.usage_is_given for record in complete),
         latencies=latencies,
-        validity=_judge(latencies),
+        intervals={name: _intervals(name, runs) for name in _WITH_INTERVALS},
+        windows=_other_windows(every, promises),
+        validity=judge_lags((latencies["client_lag"], loop_lag), latencies["ttft"]),
     )
+
+
+def _of_window(records: Iterable[Record], window: Window) -> list[Record]:
+    return [record for record in records if record.window is window]
 
 
 def _count_broken(complete: Sequence[Record], promises: Sequence[Promise]) -> dict[str, int]:
@@ -158,27 +155,32 @@ def _count_broken(complete: Sequence[Record], promises: Sequence[Promise]) -> di
     return counts
 
 
-def _latencies(records: Sequence[Record], complete: Sequence[Record]) -> dict[str, Distribution | None]:
-    return {
-        "ttft": describe(_given(record.ttft_s for record in complete)),
-        "second": describe(_given(record.second_token_s for record in complete)),
-        "tpot": describe(_given(record.tpot_s for record in complete)),
-        "gap": describe(gap for record in complete for gap in record.gaps_s),
-        "e2e": describe(record.e2e_s for record in complete),
-        "service_ttft": describe(_given(record.service_ttft_s for record in complete)),
-        "service_e2e": describe(record.service_e2e_s for record in complete),
-        "client_lag": describe(record.lag_s for record in records),
-    }
+def _latencies(complete: Sequence[Record]) -> dict[str, Distribution | None]:
+    return {name: describe(values_of(name, complete)) for name in LATENCIES}
 
 
-def _given(values: Iterable[float | None]) -> Iterable[float]:
-    return (value for value in values if value is not None)
+def _intervals(name: str, runs: Sequence[Sequence[Record]]) -> PercentileIntervals | None:
+    values = [
+        np.array(list(values_of(name, (record for record in _of_window(records, Window.STEADY) if record.is_complete))))
+        for records in runs
+    ]
+    num_values = sum(map(len, values))
+    if not num_values:
+        return None
+    num_resamples = min(NUM_RESAMPLES, max(_MIN_RESAMPLES, _MAX_DRAWS // num_values))
+    return PercentileIntervals(*percentile_intervals(values, (50, 90, 99), num_resamples))
 
 
-def _judge(latencies: dict[str, Distribution | None]) -> Validity:
-    lags = [latencies[name] for name in ("client_lag", "loop_lag")]
-    ttft = latencies["ttft"]
-    return Validity(
-        lag_p99_s=max((lag.p99 for lag in lags if lag is not None), default=0.0),
-        max_lag_s=max(MAX_LAG_S, MAX_LAG_SHARE_OF_TTFT * ttft.p50 if ttft is not None else 0.0),
-    )
+def _other_windows(records: Sequence[Record], promises: Sequence[Promise]) -> dict[str, WindowSummary]:
+    summaries = {}
+    for window in (Window.WARM_UP, Window.COOL_DOWN):
+        inside = _of_window(records, window)
+        complete = [record for record in inside if record.is_complete]
+        if inside:
+            summaries[str(window)] = WindowSummary(
+                num_requests=len(inside),
+                num_complete=len(complete),
+                num_kept=sum(is_kept(record, promises) for record in inside),
+                latencies=_latencies(complete),
+            )
+    return summaries

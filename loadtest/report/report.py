@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.loadtest.config import BenchConfig
+from pdserve.loadtest.measures.distribution import Distribution
+from pdserve.loadtest.measures.kept import broken_promises, is_kept
 from pdserve.loadtest.measures.promise import Promise
 from pdserve.loadtest.measures.record import Record
-from pdserve.loadtest.measures.summary import Distribution, Summary, broken_promises, is_kept
+from pdserve.loadtest.measures.summary import Summary
 from pdserve.loadtest.workload.load import Load
 
 SCHEMA = "pdserve.loadtest.run/1"

@@ -1,7 +1,9 @@
 import pytest
 
+from pdserve.loadtest.measures.distribution import describe, percentile
+from pdserve.loadtest.measures.kept import broken_promises, is_kept
 from pdserve.loadtest.measures.promise import Measure, Promise
-from pdserve.loadtest.measures.summary import broken_promises, describe, is_kept, percentile, summarize
+from pdserve.loadtest.measures.summary import summarize
 from tests.loadtest.samples import make_record
 
 TTFT_1S = Promise(Measure.TTFT, 1.0)
