@@ -1,6 +1,5 @@
 import pytest
 
-from pdserve.loadtest.measures.distribution import describe, percentile
 from pdserve.loadtest.measures.kept import broken_promises, is_kept
 from pdserve.loadtest.measures.promise import Measure, Promise
 from pdserve.loadtest.measures.summary import summarize
@@ -8,30 +7,6 @@ from tests.loadtest.samples import make_record
 
 TTFT_1S = Promise(Measure.TTFT, 1.0)
 TPOT_100MS = Promise(Measure.TPOT, 0.1)
-
-
-def test_a_percentile_is_the_smallest_observed_value_that_the_share_does_not_exceed():
-    hundred = list(range(1, 101))
-    assert [percentile(hundred, percent) for percent in (0, 50, 90, 99, 99.1, 100)] == [1, 50, 90, 99, 100, 100]
-    assert percentile([3.0, 1.0], 50) == 1.0
-    assert percentile([3.0, 1.0], 51) == 3.0
-    assert percentile([5.0], 99) == 5.0
-
-
-def test_a_distribution_of_nothing_is_none():
-    assert describe([]) is None
-
-
-def test_a_distribution_names_its_count_mean_percentiles_and_maximum():
-    values = describe(float(value) for value in range(1, 201))
-    assert (values.count, values.mean, values.p50, values.p90, values.p99, values.max) == (
-        200,
-        100.5,
-        100,
-        180,
-        198,
-        200,
-    )
 
 
 @pytest.mark.parametrize(
