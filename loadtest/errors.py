@@ -2,7 +2,8 @@
 
     LoadtestError
     ├── OptionError   a flag that cannot be used, found before anything is sent
-    └── TargetError   a server that cannot be tested: unreachable, another model, a refused preflight
+    ├── TargetError   a server that cannot be tested: unreachable, another model, a refused preflight
+    └── ReportError   a saved run that cannot be read
 
 The load test imports nothing else of this project, so that it can judge any server; hence its own tree.
 """
@@ -17,4 +18,8 @@ class OptionError(LoadtestError):
 
 
 class TargetError(LoadtestError):
+    pass
+
+
+class ReportError(LoadtestError):
     pass

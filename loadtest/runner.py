@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 import aiohttp
 
+from pdserve.loadtest.client.gauges import GaugeSampler
 from pdserve.loadtest.client.lag import LagCanary
 from pdserve.loadtest.client.target import Api, Target
 from pdserve.loadtest.client.wire import Exchange, encode_body, open_session, send
@@ -20,8 +21,9 @@ from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.errors import OptionError, TargetError
 from pdserve.loadtest.measures.record import parse_json, read_exchange
 from pdserve.loadtest.measures.summary import summarize
+from pdserve.loadtest.report.environment import describe_environment
 from pdserve.loadtest.report.progress import Progress
-from pdserve.loadtest.report.report import Report, describe_environment
+from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.workload.load import Load
 from pdserve.loadtest.workload.schedule import PlannedRequest, digest_schedule, plan_preflight, plan_requests
 
@@ -55,8 +57,8 @@ async def run(config: BenchConfig, on_progress: Callable[[Progress], None] = ign
         _check_fits(load, target, model)
         await _preflight(session, load, target, model.name)
         bodies = [encode_body(planned, model.name) for planned in schedule]
-        canary = LagCanary()
-        start, exchanges = await _drive(session, config, schedule, bodies, canary, on_progress)
+        canary, gauges = LagCanary(), GaugeSampler(target.url)
+        start, exchanges = await _drive(session, config, schedule, bodies, canary, gauges, on_progress)
     records = tuple(
         read_exchange(planned, exchange, start) for planned, exchange in zip(schedule, exchanges, strict=True)
     )
@@ -68,6 +70,7 @@ async def run(config: BenchConfig, on_progress: Callable[[Progress], None] = ign
         schedule_digest=digest_schedule(schedule),
         summary=summarize(records, config.promises, canary.lags_s),
         records=records,
+        gauges=gauges.read(start),
     )
 
 
@@ -131,6 +134,7 @@ async def _drive(
     schedule: Sequence[PlannedRequest],
     bodies: Sequence[bytes],
     canary: LagCanary,
+    gauges: GaugeSampler,
     on_progress: Callable[[Progress], None],
 ) -> tuple[float, list[Exchange]]:
     """Send the schedule. Returns the monotonic start of the run and the exchanges in the schedule's order."""
@@ -151,7 +155,7 @@ async def _drive(
         return result
 
     async with asyncio.TaskGroup() as background:
-        watching = background.create_task(canary.watch())
+        watching = [background.create_task(watch()) for watch in (canary.watch, gauges.watch)]
         async with asyncio.TaskGroup() as requests:
             tasks = []
             for planned, body in zip(schedule, bodies, strict=True):
@@ -159,5 +163,6 @@ async def _drive(
                 if delay_s > 0:
                     await asyncio.sleep(delay_s)
                 tasks.append(requests.create_task(exchange(planned, body)))
-        watching.cancel()
+        for task in watching:
+            task.cancel()
     return start, [task.result() for task in tasks]

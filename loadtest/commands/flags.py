@@ -5,12 +5,9 @@ must be fast.
 """
 
 import argparse
-import os
-from pathlib import Path
 
 from pdserve.loadtest.client.target import Api, Target, parse_url, read_api_key
 from pdserve.loadtest.config import BenchConfig
-from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.measures.promise import parse_promises
 from pdserve.loadtest.options import parse_count, parse_number
 from pdserve.loadtest.workload.arrivals import parse_arrivals
@@ -41,7 +38,6 @@ def add_load_and_target(parser: argparse.ArgumentParser) -> None:
     add("--output-tokens", default="32-96", metavar="A-B", help="exact output length, likewise (32-96)")
     add("--slo", metavar="LIST", help="promises, e.g. ttft=2.0,tpot=0.06 (seconds; also second, gap, e2e)")
     add("--seed", default="0", metavar="N", help="fixes times, lengths and prompts (0)")
-    add("--json", metavar="FILE", help="write the whole report there")
     add("--model", metavar="NAME", help="model to ask for (the first that the server lists)")
     add("--api-key-file", metavar="FILE", help="the first key in it is sent to the server")
     add("--api", default="completions", choices=list(Api), help="chat sends words: its prompt lengths are rough")
@@ -77,13 +73,3 @@ def read_config(args: argparse.Namespace) -> BenchConfig:
         ),
         promises=() if args.slo is None else parse_promises(args.slo),
     )
-
-
-def writable_path(text: str) -> Path:
-    """Checked before the run, so that a long one is not lost to a wrong path."""
-    path = Path(text)
-    if path.is_dir():
-        raise OptionError(f"--json {text}: is a folder, needs a file name")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise OptionError(f"--json {text}: the folder {path.parent} does not exist or cannot be written to")
-    return path

@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.exit_codes import EXIT_OK, EXIT_TOO_MANY_FAILED
-from pdserve.loadtest.commands.flags import add_load_and_target, read_config, writable_path
+from pdserve.loadtest.commands.flags import add_load_and_target, read_config
+from pdserve.loadtest.commands.outputs import add_outputs, read_outputs
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_number
 
@@ -21,6 +22,7 @@ DESCRIPTION = "Open loop: Poisson arrivals and unique prompts, fixed by the seed
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_and_target(parser)
+    add_outputs(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -28,11 +30,11 @@ def main(args: argparse.Namespace) -> int:
     max_failed = parse_number("--max-failed", "", args.max_failed)
     if not 0 <= max_failed <= 1:
         raise OptionError(f"--max-failed {args.max_failed}: must be a share within 0 and 1")
-    path = None if args.json is None else writable_path(args.json)
+    outputs = read_outputs(args)
 
     # Not at the top: these load aiohttp and numpy, which help and other commands need not wait for.
     from pdserve.loadtest.report.progress import Progress, ProgressLine
-    from pdserve.loadtest.report.report import format_report, write_json
+    from pdserve.loadtest.report.text import format_report
     from pdserve.loadtest.runner import ignore_progress, run
 
     line = ProgressLine(sys.stderr)
@@ -45,11 +47,7 @@ def main(args: argparse.Namespace) -> int:
     finally:
         line.close()
     print(format_report(report))
-    if path is not None:
-        try:
-            write_json(report, path)
-        except OSError as error:
-            raise OptionError(f"--json {path}: {error.strerror}") from None
+    outputs.write(report)
     return _judge_failures(report, max_failed)
 
 

@@ -1,0 +1,56 @@
+"""A finished run on a terminal: the table that a run ends with, within 100 columns."""
+
+import textwrap
+
+from pdserve.loadtest.report.report import Report
+from pdserve.loadtest.report.tables import (
+    Fact,
+    Table,
+    describe_load,
+    explain_invalid,
+    gather_facts,
+    gather_tables,
+)
+
+WIDTH = 100
+_LABEL_WIDTH = 12
+_CELL_WIDTH = 10
+
+
+def format_report(report: Report) -> str:
+    target = report.config.target
+    lines = [*_wrap(f"{report.model} at {target.url}, {target.api}"), *_wrap(describe_load(report))]
+    for table in gather_tables(report):
+        lines += ["", *format_table(table)]
+    lines.append("")
+    for fact in gather_facts(report):
+        lines += _format_fact(fact)
+    invalid = explain_invalid(report.summary)
+    if invalid is not None:
+        lines += ["", *_wrap(invalid)]
+    return "\n".join(lines)
+
+
+def format_table(table: Table) -> list[str]:
+    """Lines of at most WIDTH columns: numbers to the right, a last column of words to the left and cut."""
+    cells = (table.header, *table.rows)
+    widths = [max(len(row[column]) for row in cells) for column in range(len(table.header))]
+    lines = []
+    for row in cells:
+        line = row[0].ljust(max(widths[0], _LABEL_WIDTH))
+        for column, cell in enumerate(row[1:], start=1):
+            if table.ends_in_words and column == len(row) - 1:
+                line += "  " + cell
+            else:
+                line += cell.rjust(max(widths[column] + 2, _CELL_WIDTH))
+        lines.append(line.rstrip()[:WIDTH])
+    return lines
+
+
+def _format_fact(fact: Fact) -> list[str]:
+    return _wrap(fact.label.ljust(_LABEL_WIDTH) + fact.text, " " * _LABEL_WIDTH)
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    """Lines of at most WIDTH columns; a word that is longer, such as a path, is broken."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)

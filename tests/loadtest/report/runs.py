@@ -1,0 +1,29 @@
+"""Small finished runs for the tests of the report."""
+
+from datetime import UTC, datetime
+
+from pdserve.loadtest.measures.promise import Measure, Promise
+from pdserve.loadtest.measures.summary import summarize
+from pdserve.loadtest.report.environment import describe_environment
+from pdserve.loadtest.report.report import Report
+from tests.loadtest.samples import make_config, make_load, make_record
+
+PROMISES = (Promise(Measure.TTFT, 1.0),)
+MIXED = (
+    make_record(index=0, token_times_s=(0.5, 0.75)),
+    make_record(index=1, token_times_s=(1.5, 1.75)),
+    make_record(index=2, token_times_s=(0.5,), error="timeout", detail="no end", ended_s=4.0),
+)
+
+
+def make_report(records=MIXED, loop_lags_s=(0.001,), rate_per_s=2.0, target=None, **others):
+    fields = {
+        "config": make_config("http://h:1", make_load(rate_per_s, len(records)), PROMISES, **(target or {})),
+        "model": "m",
+        "started_at": datetime(2026, 1, 2, tzinfo=UTC),
+        "environment": describe_environment(),
+        "schedule_digest": "ab",
+        "summary": summarize(records, PROMISES, loop_lags_s),
+        "records": tuple(records),
+    }
+    return Report(**{**fields, **others})
