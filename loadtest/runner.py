@@ -1,25 +1,27 @@
 """One run from the plan to the report: find the model, try it, send everything on time, then read it.
 
-The loop is open: a request is sent at its intended time whatever became of those before it. Called by the
-command, and by programs through `run`.
+Client processes send and measure (client/fleet.py); this process plans, parses and reports. Called by the commands,
+and by programs through `run`.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
-import aiohttp
-
+from pdserve.loadtest.client.driver import Job, PreparedRequest
+from pdserve.loadtest.client.endpoint import Endpoint, find_endpoint, open_tls
+from pdserve.loadtest.client.exchange import Exchange
+from pdserve.loadtest.client.fleet import Launch, drive_fleet, worker_process
 from pdserve.loadtest.client.gauges import GaugeSampler
-from pdserve.loadtest.client.lag import LagCanary
+from pdserve.loadtest.client.models import ServedModel, find_model
+from pdserve.loadtest.client.request import encode_request
 from pdserve.loadtest.client.target import Api, Target
-from pdserve.loadtest.client.wire import Exchange, encode_body, open_session, send
+from pdserve.loadtest.client.wire import exchange
 from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.errors import OptionError, TargetError
-from pdserve.loadtest.measures.record import parse_json, read_exchange
+from pdserve.loadtest.measures.record import Record, read_exchange
 from pdserve.loadtest.measures.summary import summarize
 from pdserve.loadtest.report.environment import describe_environment
 from pdserve.loadtest.report.progress import Progress
@@ -27,82 +29,64 @@ from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.workload.load import Load
 from pdserve.loadtest.workload.schedule import PlannedRequest, digest_schedule, plan_preflight, plan_requests
 
-# From the end of preparations to the first send, so that the first request is not late.
-_START_DELAY_S = 0.05
-_MODELS_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    name: str
-    max_model_len: int | None
+Judge = Callable[[Record], bool]
 
 
 def ignore_progress(progress: Progress) -> None:
     pass
 
 
-async def run(config: BenchConfig, on_progress: Callable[[Progress], None] = ignore_progress) -> Report:
+async def run(
+    config: BenchConfig,
+    on_progress: Callable[[Progress], None] = ignore_progress,
+    judge: Judge | None = None,
+    launch: Launch = worker_process,
+) -> Report:
     """Run one load test.
 
-    on_progress is called on the event loop whenever a request is sent or ends; it must be quick.
-    Raises OptionError for a load that cannot be made or does not fit the model, TargetError for a server
-    that cannot be reached, does not serve the model or refuses the preflight.
+    on_progress  called whenever a request is sent or ends
+    judge        asked for each record as its request ends, some 50 ms later; True ends the run early: nothing more is
+                 sent, and open requests are abandoned and are no records
+    launch       how client processes are started
+
+    Raises OptionError for a load that cannot be made or does not fit the model, TargetError for a server that cannot
+    be reached, does not serve the model or refuses the preflight, WorkerError for a client process that died.
     """
     load, target = config.load, config.target
     schedule = plan_requests(load, target.api)
     started_at = datetime.now(UTC)
-    async with open_session(target.api_key) as session:
-        model = await find_model(session, target)
-        _check_fits(load, target, model)
-        await _preflight(session, load, target, model.name)
-        bodies = [encode_body(planned, model.name) for planned in schedule]
-        canary, gauges = LagCanary(), GaugeSampler(target.url)
-        start, exchanges = await _drive(session, config, schedule, bodies, canary, gauges, on_progress)
-    records = tuple(
-        read_exchange(planned, exchange, start) for planned, exchange in zip(schedule, exchanges, strict=True)
+    model = await find_model(target)
+    _check_fits(load, target, model)
+    endpoint = await find_endpoint(target)
+    await _preflight(endpoint, load, target, model.name)
+    job = Job(
+        endpoint,
+        target.timeout_s,
+        target.max_concurrency,
+        tuple(
+            PreparedRequest(
+                planned.index,
+                planned.at_s,
+                encode_request(target, model.name, planned, f"bench-{load.seed}-{planned.index}"),
+            )
+            for planned in schedule
+        ),
     )
+    reading = _Reading(schedule, on_progress, judge)
+    gauges = GaugeSampler(target.url)
+    async with _watched(gauges):
+        start, lags_s = await drive_fleet(job, config.num_processes, reading.note_sent, reading.take, launch)
+    records = reading.finish(start)
     return Report(
         config=config,
         model=model.name,
         started_at=started_at,
         environment=describe_environment(),
         schedule_digest=digest_schedule(schedule),
-        summary=summarize(records, config.promises, canary.lags_s),
+        summary=summarize(records, config.promises, lags_s),
         records=records,
         gauges=gauges.read(start),
     )
-
-
-async def find_model(session: aiohttp.ClientSession, target: Target) -> ServedModel:
-    """The model to ask for: the target's, or the first that the server lists."""
-    url = target.url + "/v1/models"
-    try:
-        async with asyncio.timeout(_MODELS_TIMEOUT_S), session.get(url, allow_redirects=False) as response:
-            status, body = response.status, await response.read()
-    except TimeoutError:
-        raise TargetError(f"--url {target.url}: no answer from {url} within {_MODELS_TIMEOUT_S} s") from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise TargetError(f"--url {target.url}: cannot be reached: {error or type(error).__name__}") from None
-    if status != 200:
-        raise TargetError(f"--url {target.url}: {url} answered HTTP {status}, not 200; is it an OpenAI-style server?")
-    models = _read_models(url, body)
-    for model in models:
-        if target.model in (None, model.name):
-            return model
-    names = ", ".join(repr(model.name) for model in models) or "none"
-    raise TargetError(f"--model {target.model}: not served at {target.url}, whose models are: {names}")
-
-
-def _read_models(url: str, body: bytes) -> list[ServedModel]:
-    try:
-        payload = parse_json(body)
-        cards = [(card["id"], card.get("max_model_len")) for card in payload["data"]]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise TargetError(f"{url} did not answer with a list of models; is it an OpenAI-style server?") from None
-    return [
-        ServedModel(name, max_len if type(max_len) is int else None) for name, max_len in cards if isinstance(name, str)
-    ]
 
 
 def _check_fits(load: Load, target: Target, model: ServedModel) -> None:
@@ -115,54 +99,66 @@ def _check_fits(load: Load, target: Target, model: ServedModel) -> None:
         )
 
 
-async def _preflight(session: aiohttp.ClientSession, load: Load, target: Target, model: str) -> None:
+async def _preflight(endpoint: Endpoint, load: Load, target: Target, model: str) -> None:
     """Send the preflight requests one after the other, unmeasured; the first that fails ends the run."""
+    tls = open_tls(endpoint)
     for planned in plan_preflight(load, target.api, target.preflight):
-        body = encode_body(planned, model)
+        payload = encode_request(target, model, planned, f"bench-preflight-{planned.index}")
         start = time.monotonic()
-        exchange = await send(session, target, body, f"bench-preflight-{planned.index}", start)
-        record = read_exchange(planned, exchange, start)
+        answered = await exchange(endpoint, tls, planned.index, payload, target.timeout_s, start)
+        record = read_exchange(planned, answered, start)
         if record.error is not None:
             raise TargetError(
                 f"the preflight request failed: {record.error}: {record.detail} (--preflight 0 measures regardless)"
             )
 
 
-async def _drive(
-    session: aiohttp.ClientSession,
-    config: BenchConfig,
-    schedule: Sequence[PlannedRequest],
-    bodies: Sequence[bytes],
-    canary: LagCanary,
-    gauges: GaugeSampler,
-    on_progress: Callable[[Progress], None],
-) -> tuple[float, list[Exchange]]:
-    """Send the schedule. Returns the monotonic start of the run and the exchanges in the schedule's order."""
-    target = config.target
-    progress = Progress(total=len(schedule))
-    slots = contextlib.nullcontext() if target.max_concurrency is None else asyncio.Semaphore(target.max_concurrency)
-    start = time.monotonic() + _START_DELAY_S
+@contextlib.asynccontextmanager
+async def _watched(gauges: GaugeSampler) -> AsyncIterator[None]:
+    watching = asyncio.create_task(gauges.watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait((watching,))
 
-    async def exchange(planned: PlannedRequest, body: bytes) -> Exchange:
-        woke_at = time.monotonic()
-        async with slots:
-            progress.sent += 1
-            on_progress(progress)
-            result = await send(session, target, body, f"bench-{config.load.seed}-{planned.index}", woke_at)
-        progress.ended += 1
-        progress.failed += result.failure is not None or result.status != 200
-        on_progress(progress)
-        return result
 
-    async with asyncio.TaskGroup() as background:
-        watching = [background.create_task(watch()) for watch in (canary.watch, gauges.watch)]
-        async with asyncio.TaskGroup() as requests:
-            tasks = []
-            for planned, body in zip(schedule, bodies, strict=True):
-                delay_s = start + planned.at_s - time.monotonic()
-                if delay_s > 0:
-                    await asyncio.sleep(delay_s)
-                tasks.append(requests.create_task(exchange(planned, body)))
-        for task in watching:
-            task.cancel()
-    return start, [task.result() for task in tasks]
+class _Reading:
+    """The exchanges of a run on their way to records.
+
+    Without a judge nothing is parsed before the run is over: parsing takes time from whoever shares the core.
+    """
+
+    def __init__(
+        self, schedule: tuple[PlannedRequest, ...], on_progress: Callable[[Progress], None], judge: Judge | None
+    ):
+        self._schedule = schedule
+        self._on_progress = on_progress
+        self._judge = judge
+        self._progress = Progress(total=len(schedule))
+        self._exchanges: list[Exchange] = []
+        self._records: list[Record] = []
+
+    def note_sent(self) -> None:
+        self._progress.sent += 1
+        self._on_progress(self._progress)
+
+    def take(self, ended: Exchange, start: float) -> bool:
+        """Note an exchange; returns whether the judge has seen enough."""
+        self._progress.ended += 1
+        self._progress.failed += ended.looks_failed
+        self._on_progress(self._progress)
+        if self._judge is None:
+            self._exchanges.append(ended)
+            return False
+        record = self._read(ended, start)
+        self._records.append(record)
+        return self._judge(record)
+
+    def finish(self, start: float) -> tuple[Record, ...]:
+        """The records of all that has ended, in the schedule's order."""
+        self._records += [self._read(ended, start) for ended in self._exchanges]
+        return tuple(sorted(self._records, key=lambda record: record.index))
+
+    def _read(self, ended: Exchange, start: float) -> Record:
+        return read_exchange(self._schedule[ended.index], ended, start)

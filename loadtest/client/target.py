@@ -52,6 +52,8 @@ class Target:
         if self.max_concurrency is not None:
             check_count("--max-concurrency", self.max_concurrency, 1, MAX_CONCURRENCY)
         check_count("--preflight", self.preflight, 0, MAX_PREFLIGHT)
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise OptionError("--api-key-file: the key holds characters that no HTTP header can carry")
 
 
 def read_api_key(path: str) -> str:

@@ -1,116 +1,136 @@
 """One request on the wire, recorded raw: bytes and the monotonic time at which each read returned.
 
-Nothing is parsed here, so that the client's own work does not delay the time stamps of other streams;
-the raw bytes of a run (about 0.3 KB a token) are kept until it is over. Called by the runner.
+Nothing is parsed here, so that the client's own work does not delay the time stamps of other streams; the raw bytes
+(about 0.3 KB a token) are read after the run by measures/http.py. All the wire looks at is whether the response is
+over, since not every server closes the connection that it was asked to close. Called by driver.py, and by the runner
+for requests that are not measured.
 """
 
 import asyncio
-import json
+import re
+import ssl
 import time
-from dataclasses import dataclass
 
-import aiohttp
-
-from pdserve.loadtest.client.target import Target
+from pdserve.loadtest.client.endpoint import Endpoint, connect
+from pdserve.loadtest.client.exchange import Exchange, Failure
 from pdserve.loadtest.measures.sse import Chunk
-from pdserve.loadtest.workload.chat import Chat
-from pdserve.loadtest.workload.schedule import PlannedRequest
 
 # Far above any real answer; it only stops a server that never stops.
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+_MAX_HEAD_BYTES = 64 * 1024
+_READ_BYTES = 256 * 1024
+
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})[ \t]*\r\n", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked[ \t]*\r\n", re.IGNORECASE)
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+# Every read lands here and is copied before the next one: a fresh buffer for each would cost more than the read.
+_read_buffer = memoryview(bytearray(_READ_BYTES))
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a request gave no measurement: a class that is counted, and the detail for a reader."""
-
-    kind: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """What the socket showed of one request. All times are monotonic.
-
-    woke_at   the client's timer for this request fired: after the intended time by the client's own lag
-    sent_at   the request was handed to the socket: later than woke_at only under --max-concurrency
-    ended_at  the stream ended or was given up
-    status    None where no response came
-    failure   None where the response was read to its end, whatever it says
-    """
-
-    woke_at: float
-    sent_at: float
-    ended_at: float
-    status: int | None
-    chunks: tuple[Chunk, ...]
-    failure: Failure | None
-
-
-def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
-    """A session without limits or queues of its own.
-
-    Every request opens its own connection, as separate users would: a kept one may be closed by the server
-    at the moment of its reuse, which would count as the server's failure.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
-        timeout=aiohttp.ClientTimeout(total=None),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers={
-            "Accept-Encoding": "identity",
-            "User-Agent": "pdserve-bench",
-            **({} if api_key is None else {"Authorization": f"Bearer {api_key}"}),
-        },
-    )
-
-
-def encode_body(planned: PlannedRequest, model: str) -> bytes:
-    """The JSON body that asks for exactly the planned output, as a stream with usage."""
-    body: dict[str, object] = {
-        "model": model,
-        "max_tokens": planned.output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if isinstance(planned.prompt, Chat):
-        body["messages"] = planned.prompt.to_json()
-    else:
-        body["prompt"] = planned.prompt
-    return json.dumps(body, separators=(",", ":")).encode()
-
-
-async def send(session: aiohttp.ClientSession, target: Target, body: bytes, label: str, woke_at: float) -> Exchange:
-    """Send one request and read its response to the end, the timeout or the failure of the connection.
-
-    label goes out as X-Request-Id, to find the request in the server's log.
-    """
-    chunks: list[Chunk] = []
-    status = None
-    failure = None
+async def exchange(
+    endpoint: Endpoint, tls: ssl.SSLContext | None, index: int, payload: bytes, timeout_s: float, woke_at: float
+) -> Exchange:
+    """Send one request over a connection of its own and record its response to the end, the timeout or the failure."""
+    receiver = _Receiver(payload)
     sent_at = time.monotonic()
     try:
-        async with (
-            asyncio.timeout(target.timeout_s),
-            session.post(
-                target.url + target.api.path,
-                data=body,
-                headers={"Content-Type": "application/json", "X-Request-Id": label},
-                allow_redirects=False,
-            ) as response,
-        ):
-            status = response.status
-            num_bytes = 0
-            async for data in response.content.iter_any():
-                chunks.append(Chunk(time.monotonic(), data))
-                num_bytes += len(data)
-                if num_bytes > MAX_RESPONSE_BYTES:
-                    failure = Failure("too_large", f"the response went beyond {MAX_RESPONSE_BYTES} bytes")
-                    break
-    except TimeoutError:
-        failure = Failure("timeout", f"no end of the stream within {target.timeout_s} s (--timeout-s)")
-    except (aiohttp.ClientError, OSError) as error:
-        failure = Failure("connection", f"{type(error).__name__}: {error}")
-    return Exchange(woke_at, sent_at, time.monotonic(), status, tuple(chunks), failure)
+        async with asyncio.timeout(timeout_s) as deadline:
+            await _open(endpoint, tls, receiver)
+            await receiver.ended
+    except OSError as error:  # a timeout is one, too
+        if deadline.expired():
+            receiver.end(Failure("timeout", f"no end of the stream within {timeout_s:g} s (--timeout-s)"))
+        else:
+            receiver.end(Failure("connection", f"{type(error).__name__}: {error}"))
+    finally:
+        receiver.abort()
+    chunks = tuple(map(Chunk, receiver.times, receiver.reads))
+    return Exchange(index, woke_at, sent_at, receiver.ended_at, chunks, receiver.failure)
+
+
+async def _open(endpoint: Endpoint, tls: ssl.SSLContext | None, receiver: "_Receiver") -> None:
+    connection = await connect(endpoint)
+    try:
+        await asyncio.get_running_loop().create_connection(
+            lambda: receiver, sock=connection, ssl=tls, server_hostname=endpoint.tls_name
+        )
+    except BaseException:
+        connection.close()
+        raise
+
+
+class _Receiver(asyncio.BufferedProtocol):
+    """Writes the request when its connection stands, then keeps what is read until the response is over."""
+
+    def __init__(self, payload: bytes):
+        self.times: list[float] = []
+        self.reads: list[bytes] = []
+        self.failure: Failure | None = None
+        self.ended_at = 0.0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._payload = payload
+        self._transport: asyncio.Transport | None = None
+        self._num_bytes = 0
+        self._head_is_read = False
+        self._is_chunked = False
+        self._length: int | None = None  # of head and body together, where the head tells it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(self._payload)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.times.append(time.monotonic())
+        self.reads.append(bytes(_read_buffer[:nbytes]))
+        self._num_bytes += nbytes
+        if self._num_bytes > MAX_RESPONSE_BYTES:
+            self.end(Failure("too_large", f"the response went beyond {MAX_RESPONSE_BYTES} bytes"))
+        elif self._is_over():
+            self.end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end(None if exc is None else Failure("connection", f"{type(exc).__name__}: {exc}"))
+
+    def end(self, failure: Failure | None) -> None:
+        """The first end counts."""
+        if not self.ended_at:
+            self.ended_at = time.monotonic()
+            self.failure = failure
+            if not self.ended.done():
+                self.ended.set_result(None)
+
+    def abort(self) -> None:
+        """Close the connection at once, if it stands."""
+        self.end(None)
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    def _is_over(self) -> bool:
+        """Whether the response can be seen to be over: its length is reached, or its last chunk was read."""
+        if not self._head_is_read:
+            self._read_head()
+        if self._length is not None:
+            return self._num_bytes >= self._length
+        last = self.reads[-1]
+        if not self._is_chunked or not (last.endswith(b"\r\n\r\n") or len(last) < 4):
+            return False
+        return b"".join(self.reads[-len(_LAST_CHUNK) :]).endswith(_LAST_CHUNK)
+
+    def _read_head(self) -> None:
+        """How the body's end will be known; unknown where the head is longer than any real one."""
+        head = b"".join(self.reads)
+        end = head.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
+        if end < 0:
+            self._head_is_read = self._num_bytes >= _MAX_HEAD_BYTES
+            return
+        self._head_is_read = True
+        self._is_chunked = _CHUNKED.search(head, 0, end + 2) is not None
+        length = _CONTENT_LENGTH.search(head, 0, end + 2)
+        if length is not None and not self._is_chunked:
+            self._length = end + 4 + int(length[1])

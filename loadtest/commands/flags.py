@@ -45,6 +45,8 @@ def add_load_and_target(parser: argparse.ArgumentParser) -> None:
     add("--timeout-s", default="300", metavar="S", help="longest wait for one request (300)")
     add("--preflight", default="1", metavar="N", help="unmeasured requests, one by one, before the run (1)")
     add("--max-concurrency", default="none", metavar="N", help="requests in flight at most (none: open loop)")
+    # Client processes that share the requests: rarely more than one is needed, so it has no line of its own.
+    add("--processes", default="1", help=argparse.SUPPRESS)
     add("--max-failed", default="0.05", metavar="SHARE", help="exit 1 above this share of failures (0.05)")
 
 
@@ -72,4 +74,5 @@ def read_config(args: argparse.Namespace) -> BenchConfig:
             vocabulary=parse_vocabulary(args.vocab),
         ),
         promises=() if args.slo is None else parse_promises(args.slo),
+        num_processes=parse_count("--processes", args.processes),
     )

@@ -19,6 +19,7 @@ _CLASSES = {
     "timeout": FailureClass.TIMEOUT,
     "connection": FailureClass.CONNECTION,
     "too_large": FailureClass.STREAM,
+    "bad_http": FailureClass.STREAM,
     "bad_event": FailureClass.STREAM,
     "stream_error": FailureClass.STREAM,
     "missing_finish": FailureClass.MISSING_END,

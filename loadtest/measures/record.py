@@ -17,7 +17,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.loadtest.client.wire import Exchange, Failure
+from pdserve.loadtest.client.exchange import Exchange, Failure
+from pdserve.loadtest.measures.http import Response, read_response
 from pdserve.loadtest.measures.sse import Event, split_events
 from pdserve.loadtest.workload.lengths import MAX_TOKENS
 from pdserve.loadtest.workload.schedule import PlannedRequest
@@ -150,11 +151,12 @@ class _Stream:
 
 def read_exchange(planned: PlannedRequest, exchange: Exchange, start: float) -> Record:
     """The record of one request; start is the monotonic time of the run's start."""
-    stream = _read_events(split_events(exchange.chunks))
+    response = read_response(exchange)
+    stream = _read_events(split_events(response.chunks))
     num_tokens = _count(stream.usage, "completion_tokens")
     times = stream.token_times(num_tokens)
     output_tokens = len(times) if num_tokens is None else num_tokens
-    failure = _find_failure(planned, exchange, stream, output_tokens)
+    failure = _find_failure(planned, response, stream, output_tokens)
     return Record(
         index=planned.index,
         intended_s=planned.at_s,
@@ -168,7 +170,7 @@ def read_exchange(planned: PlannedRequest, exchange: Exchange, start: float) -> 
         usage_is_given=num_tokens is not None,
         prompt_tokens=_count(stream.usage, "prompt_tokens"),
         finish_reason=stream.finish_reason,
-        status=exchange.status,
+        status=response.status,
         error=None if failure is None else failure.kind,
         detail=None if failure is None else _printable(failure.detail),
         server_metrics=stream.metrics,
@@ -238,17 +240,17 @@ def _read_payload(stream: _Stream, payload: dict[str, Any], arrived_at: float) -
         stream.blanks.append(arrived_at)
 
 
-def _find_failure(planned: PlannedRequest, exchange: Exchange, stream: _Stream, output_tokens: int) -> Failure | None:
+def _find_failure(planned: PlannedRequest, response: Response, stream: _Stream, output_tokens: int) -> Failure | None:
     """The first thing wrong with a request, nearest to the wire first."""
-    if exchange.status is not None and exchange.status != 200:
-        return Failure(f"http_{exchange.status}", _describe_body(exchange))
+    if response.status is not None and response.status != 200:
+        return Failure(f"http_{response.status}", _describe_body(response))
     if stream.failure is not None:
         return stream.failure
-    if exchange.failure is not None:
-        return exchange.failure
+    if response.failure is not None:
+        return response.failure
     if stream.finish_reason is None:
         return Failure(
-            "missing_finish", f"no finish_reason in the stream, which ended with: {_describe_body(exchange)}"
+            "missing_finish", f"no finish_reason in the stream, which ended with: {_describe_body(response)}"
         )
     if not stream.is_done:
         return Failure("missing_done", "the stream ended without data: [DONE]")
@@ -269,9 +271,9 @@ def _seconds(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) and 0 <= value <= _MAX_S else None
 
 
-def _describe_body(exchange: Exchange) -> str:
+def _describe_body(response: Response) -> str:
     """The error message in a body, else the end of the body itself."""
-    text = b"".join(chunk.data for chunk in exchange.chunks)
+    text = b"".join(chunk.data for chunk in response.chunks)
     try:
         payload = parse_json(text)
     except ValueError:

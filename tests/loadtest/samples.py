@@ -1,9 +1,14 @@
 """Small loads, records and streams for the tests, with defaults for all that a test does not care about."""
 
+import asyncio
+import contextlib
 import json
+import socket
+from collections.abc import AsyncIterator, Callable
 
+from pdserve.loadtest.client.exchange import Exchange
 from pdserve.loadtest.client.target import Api, Target
-from pdserve.loadtest.client.wire import Exchange
+from pdserve.loadtest.client.worker import serve
 from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.measures.promise import Promise
 from pdserve.loadtest.measures.record import Record
@@ -61,10 +66,27 @@ def make_planned(output_tokens: int = 3, at_s: float = 0.0) -> PlannedRequest:
 
 
 def make_exchange(chunks: list[Chunk], status: int | None = 200, failure=None, ended_at: float = 109.0) -> Exchange:
-    """An exchange of a run that started at 100: its timer fired at 100.25, its send was at 100.5."""
-    return Exchange(
-        woke_at=100.25, sent_at=100.5, ended_at=ended_at, status=status, chunks=tuple(chunks), failure=failure
-    )
+    """An exchange of a run that started at 100: its timer fired at 100.25, its send was at 100.5.
+
+    chunks are the body's; a status of None is a server that said nothing.
+    """
+    if status is not None:
+        head = f"HTTP/1.1 {status} Status\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        last = [] if failure is not None else [Chunk(ended_at, b"0\r\n\r\n")]
+        framed = [Chunk(chunk.arrived_at, b"%x\r\n%b\r\n" % (len(chunk.data), chunk.data)) for chunk in chunks]
+        chunks = [Chunk(100.6, head), *framed, *last]
+    return Exchange(index=0, woke_at=100.25, sent_at=100.5, ended_at=ended_at, chunks=tuple(chunks), failure=failure)
+
+
+@contextlib.asynccontextmanager
+async def worker_in_process(connection: socket.socket) -> AsyncIterator[Callable[[], str]]:
+    """A worker as a task of this loop: most tests need no process of its own."""
+    task = asyncio.create_task(serve(connection))
+    try:
+        yield lambda: "a task"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def event(payload: object) -> bytes:

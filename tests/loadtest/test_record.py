@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.loadtest.client.wire import Failure
+from pdserve.loadtest.client.exchange import Failure
 from pdserve.loadtest.measures.record import read_exchange
 from pdserve.loadtest.measures.sse import Chunk
 from tests.loadtest.samples import (

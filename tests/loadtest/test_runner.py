@@ -12,15 +12,19 @@ from pdserve.loadtest.mock.server import Behaviour, Fault, MockServer
 from pdserve.loadtest.report.progress import Progress
 from pdserve.loadtest.runner import run
 from pdserve.loadtest.workload.lengths import Span
-from tests.loadtest.samples import BOTH_APIS, make_config, make_load
+from tests.loadtest.samples import BOTH_APIS, make_config, make_load, worker_in_process
 
 FIRST_S = 0.03
 GAP_S = 0.01
 
 
+async def run_here(config, *callbacks):
+    return await run(config, *callbacks, launch=worker_in_process)
+
+
 async def run_against(*behaviours, load=None, promises=(), **target):
     async with MockServer(behaviours or (Behaviour(),)) as server:
-        report = await run(make_config(server.url, load, promises, **target))
+        report = await run_here(make_config(server.url, load, promises, **target))
     return report, server
 
 
@@ -137,7 +141,7 @@ async def test_progress_is_told_of_every_send_and_end():
         seen.append((progress.sent, progress.ended, progress.failed))
 
     async with MockServer([Behaviour(), Behaviour(fault=Fault.STATUS)]) as server:
-        await run(make_config(server.url), note)
+        await run_here(make_config(server.url), note)
     assert len(seen) == 8
     assert seen[-1] == (4, 4, 2)
 
@@ -169,14 +173,14 @@ async def test_an_unknown_model_is_refused_naming_those_served():
 async def test_a_load_beyond_the_models_context_is_refused_with_both_numbers():
     async with MockServer(max_model_len=15) as server:
         with pytest.raises(OptionError, match=r"up to 16 tokens .*mock takes 15"):
-            await run(make_config(server.url))
+            await run_here(make_config(server.url))
 
 
 async def test_a_server_that_is_not_there_is_named():
     async with MockServer() as server:
         url = server.url
     with pytest.raises(TargetError, match=f"--url {url}: cannot be reached"):
-        await run(make_config(url))
+        await run_here(make_config(url))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +204,7 @@ async def test_a_server_that_speaks_something_else_is_refused(answer, message):
     async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         with pytest.raises(TargetError, match=message):
-            await run(make_config(f"http://{host}:{port}"))
+            await run_here(make_config(f"http://{host}:{port}"))
 
 
 async def test_a_cancelled_run_leaves_nothing_behind():
@@ -211,7 +215,7 @@ async def test_a_cancelled_run_leaves_nothing_behind():
             if progress.sent == progress.total:
                 all_sent.set()
 
-        running = asyncio.create_task(run(make_config(server.url), note))
+        running = asyncio.create_task(run_here(make_config(server.url), note))
         await all_sent.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -1,0 +1,52 @@
+"""The bytes of a request: made for the whole schedule before the run, so that sending is a write and nothing else."""
+
+import json
+from urllib.parse import quote, urlsplit
+
+from pdserve.loadtest.client.target import Target
+from pdserve.loadtest.workload.chat import Chat
+from pdserve.loadtest.workload.schedule import PlannedRequest
+
+
+def encode_request(target: Target, model: str, planned: PlannedRequest, label: str) -> bytes:
+    """The whole HTTP request that asks for exactly the planned output, as a stream with usage.
+
+    label goes out as X-Request-Id, to find the request in the server's log. Every request asks for a connection of
+    its own, as separate users would: a kept one may be closed by the server at the moment of its reuse, which would
+    count as the server's failure.
+    """
+    body = _encode_body(planned, model)
+    parts = urlsplit(target.url)
+    host = (parts.hostname or "").encode("idna").decode()
+    host = f"[{host}]" if ":" in host else host
+    path = quote(parts.path + target.api.path, safe="/%:@!$&'()*+,;=~")
+    head = [
+        f"POST {path} HTTP/1.1",
+        f"Host: {host}" if parts.port is None else f"Host: {host}:{parts.port}",
+        "User-Agent: pdserve-bench",
+        "Accept: text/event-stream",
+        "Accept-Encoding: identity",
+        "Connection: close",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        f"X-Request-Id: {label}",
+    ]
+    if target.api_key is not None:
+        head.append(f"Authorization: Bearer {target.api_key}")
+    return "\r\n".join([*head, "", ""]).encode("ascii") + body
+
+
+def _encode_body(planned: PlannedRequest, model: str) -> bytes:
+    body: dict[str, object] = {
+        "model": model,
+        "max_tokens": planned.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if isinstance(planned.prompt, Chat):
+        body["messages"] = planned.prompt.to_json()
+    else:
+        body["prompt"] = planned.prompt
+    return json.dumps(body, separators=(",", ":")).encode()
