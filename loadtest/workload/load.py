@@ -7,12 +7,15 @@ name the flag because that is the word users know. Light to import: the command 
 import math
 import re
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import check_count
 from pdserve.loadtest.workload.arrivals import Arrivals, Poisson, Replay
-from pdserve.loadtest.workload.lengths import DrawnLengths, Span
+from pdserve.loadtest.workload.lengths import MAX_TOKENS, DrawnLengths, Span
+from pdserve.loadtest.workload.sharing import Conversations, SharedPrefix
+from pdserve.loadtest.workload.trace import Trace
 
 MAX_REQUESTS = 1_000_000
 MIN_RATE_PER_S = 0.001
@@ -37,6 +40,13 @@ class Vocabulary:
         return self.end - self.low
 
 
+class PromptFormat(StrEnum):
+    """How completions are asked for. A chat is always text."""
+
+    IDS = "ids"
+    TEXT = "text"
+
+
 _POISSON = Poisson()
 
 
@@ -48,15 +58,21 @@ class Load:
     num_requests  those of the steady window
     ramp          how many more are sent before and after them, from the same arrivals, as a share of num_requests;
                   of a trace all are sent, so there the windows share what it has
+    lengths       of each prompt and answer; with shared_prefix or conversations, of each message and answer
+    tokenizer     a folder with the server's tokenizer, for prompts that are text; None asks the server
     """
 
     rate_per_s: float
     num_requests: int
-    lengths: DrawnLengths
+    lengths: DrawnLengths | Trace
     arrivals: Arrivals = _POISSON
     seed: int = 0
     vocabulary: Vocabulary = Vocabulary()
     ramp: float = 0.1
+    shared_prefix: SharedPrefix | None = None
+    conversations: Conversations | None = None
+    prompt_format: PromptFormat = PromptFormat.IDS
+    tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         if not (MIN_RATE_PER_S <= self.rate_per_s <= MAX_RATE_PER_S or self.rate_per_s == math.inf):
@@ -68,6 +84,15 @@ class Load:
             raise OptionError(f"--ramp {self.ramp}: must be within 0 and {MAX_RAMP:g}, a share of --num-requests")
         check_count("--num-requests", self.num_requests, 1, MAX_REQUESTS)
         check_count("--seed", self.seed, 0, 2**63 - 1)
+        if isinstance(self.lengths, Trace) and (self.shared_prefix is not None or self.conversations is not None):
+            raise OptionError(
+                f"--trace {self.lengths.name}: has its own prompts; no --shared-prefix or --turns with it"
+            )
+        if isinstance(self.arrivals, Replay):
+            if self.conversations is not None:
+                raise OptionError("--turns: conversations need an arrival process, not a trace's times")
+            check_count("--num-requests", self.num_requests, 1, len(self.arrivals.times_s))
+        check_count("--input-tokens with what is shared", self.input_tokens.high, 1, MAX_TOKENS)
 
     @property
     def num_total(self) -> int:
@@ -83,16 +108,22 @@ class Load:
 
     @property
     def input_tokens(self) -> Span:
-        """The shortest and the longest prompt that may come."""
-        return self.lengths.input_tokens
+        """The shortest and the longest prompt that may come, all that is shared included."""
+        own, answer = self.lengths.input_tokens, self.lengths.output_tokens
+        shared = 0 if self.shared_prefix is None else self.shared_prefix.num_tokens
+        num_before = 0 if self.conversations is None else self.conversations.turns.high - 1
+        return Span(shared + own.low, shared + own.high + num_before * (own.high + answer.high))
 
     @property
     def output_tokens(self) -> Span:
         return self.lengths.output_tokens
 
     def at_rate(self, rate_per_s: float) -> "Load":
-        """The same requests in the same order at scaled times."""
-        return replace(self, rate_per_s=rate_per_s)
+        """The same requests in the same order at scaled times, think times included."""
+        if self.conversations is None or math.isinf(self.rate_per_s):
+            return replace(self, rate_per_s=rate_per_s)
+        conversations = self.conversations.at_speed(rate_per_s / self.rate_per_s)
+        return replace(self, rate_per_s=rate_per_s, conversations=conversations)
 
     def to_json(self) -> dict[str, Any]:
         """What a report says of the load, in plain JSON types."""
@@ -106,6 +137,10 @@ class Load:
             "output_tokens": asdict(self.output_tokens),
             "seed": self.seed,
             "vocabulary": asdict(self.vocabulary),
+            "shared_prefix": None if self.shared_prefix is None else asdict(self.shared_prefix),
+            "conversations": None if self.conversations is None else asdict(self.conversations),
+            "trace": self.lengths.to_json() if isinstance(self.lengths, Trace) else None,
+            "prompt_format": str(self.prompt_format),
         }
 
 

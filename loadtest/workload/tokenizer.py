@@ -1,4 +1,4 @@
-"""What knows how many tokens a server will count in a text or a chat. Called by the schedule."""
+"""What knows how many tokens a server will count in a prompt: the tokenizer's own files, or the server itself."""
 
 from typing import Protocol
 
@@ -6,8 +6,12 @@ from pdserve.loadtest.workload.chat import Chat
 
 
 class Tokenizer(Protocol):
-    def count_text(self, text: str) -> int:
-        """The prompt tokens of a completion, special ones included."""
+    @property
+    def name(self) -> str:
+        """Where its counts come from, for the report."""
 
-    def count_chat(self, chat: Chat) -> int:
-        """The prompt tokens of a chat, its template included."""
+    def count(self, prompt: str | Chat) -> int:
+        """The prompt tokens of a completion, special ones included, or of a chat, its template included.
+
+        Raises TargetError where it cannot say.
+        """
