@@ -26,8 +26,9 @@ from pdserve.loadtest.measures.summary import summarize
 from pdserve.loadtest.report.environment import describe_environment
 from pdserve.loadtest.report.progress import Progress
 from pdserve.loadtest.report.report import Report
-from pdserve.loadtest.workload.load import Load
+from pdserve.loadtest.workload.load import Load, PromptFormat
 from pdserve.loadtest.workload.schedule import PlannedRequest, digest_schedule, plan_preflight, plan_requests
+from pdserve.loadtest.workload.trace import Trace
 
 Judge = Callable[[Record], bool]
 
@@ -90,12 +91,15 @@ async def run(
 
 
 def _check_fits(load: Load, target: Target, model: ServedModel) -> None:
-    longest = load.input_tokens.high + load.output_tokens.high
-    # A chat prompt is words, whose tokens only the server can count.
-    if target.api is Api.COMPLETIONS and model.max_model_len is not None and longest > model.max_model_len:
+    # The tokens of a prompt that is text only the server can count.
+    is_exact = target.api is Api.COMPLETIONS and load.prompt_format is PromptFormat.IDS
+    if is_exact and model.max_model_len is not None and load.longest > model.max_model_len:
+        knobs = f"--input-tokens {load.input_tokens} --output-tokens {load.output_tokens}"
+        if isinstance(load.lengths, Trace):
+            knobs = f"--trace {load.lengths.name}"
         raise OptionError(
-            f"--input-tokens {load.input_tokens} --output-tokens {load.output_tokens}: up to {longest} tokens "
-            f"a request, but {model.name} takes {model.max_model_len} (max_model_len)"
+            f"{knobs}: up to {load.longest} tokens a request, but {model.name} takes {model.max_model_len} "
+            "(max_model_len); --max-request-tokens fits a trace to it"
         )
 
 

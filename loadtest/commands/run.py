@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.exit_codes import EXIT_OK, EXIT_TOO_MANY_FAILED
-from pdserve.loadtest.commands.flags import add_load_and_target, read_config
+from pdserve.loadtest.commands.flags import add_rate, add_target, read_config
+from pdserve.loadtest.commands.load_flags import add_load
 from pdserve.loadtest.commands.outputs import add_outputs, read_outputs
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_number
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 
 HELP = "send a fixed load to a server and measure what its users would see"
 USAGE = "%(prog)s [--url URL] --rate R [options]"
-DESCRIPTION = "Open loop: Poisson arrivals and unique prompts, fixed by the seed before the run."
+DESCRIPTION = "Open loop: times and prompts are fixed by the seed before the run."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_load_and_target(parser)
+    add_rate(parser)
+    add_load(parser)
+    add_target(parser)
     add_outputs(parser)
 
 

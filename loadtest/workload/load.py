@@ -6,9 +6,8 @@ name the flag because that is the word users know. Light to import: the command 
 
 import math
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import check_count
@@ -125,23 +124,17 @@ class Load:
         conversations = self.conversations.at_speed(rate_per_s / self.rate_per_s)
         return replace(self, rate_per_s=rate_per_s, conversations=conversations)
 
-    def to_json(self) -> dict[str, Any]:
-        """What a report says of the load, in plain JSON types."""
-        return {
-            # JSON has no infinity.
-            "rate_per_s": "inf" if math.isinf(self.rate_per_s) else self.rate_per_s,
-            "num_requests": self.num_requests,
-            "ramp": self.ramp,
-            "arrivals": str(self.arrivals),
-            "input_tokens": asdict(self.input_tokens),
-            "output_tokens": asdict(self.output_tokens),
-            "seed": self.seed,
-            "vocabulary": asdict(self.vocabulary),
-            "shared_prefix": None if self.shared_prefix is None else asdict(self.shared_prefix),
-            "conversations": None if self.conversations is None else asdict(self.conversations),
-            "trace": self.lengths.to_json() if isinstance(self.lengths, Trace) else None,
-            "prompt_format": str(self.prompt_format),
-        }
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that may come, prompt and answer together."""
+        if isinstance(self.lengths, Trace):
+            return max(request.input_tokens + request.output_tokens for request in self.lengths.requests)
+        return self.input_tokens.high + self.output_tokens.high
+
+
+def num_steady(num_total: int, ramp: float) -> int:
+    """How many requests are left for the steady window where num_total are all there are."""
+    return max(1, round(num_total / (1 + 2 * ramp)))
 
 
 def parse_vocabulary(text: str) -> Vocabulary:

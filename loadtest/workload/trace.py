@@ -5,10 +5,9 @@ what was done. Light to import: the command line needs it for help.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.workload.arrivals import Replay
@@ -123,14 +122,6 @@ class Trace:
         if num_requests > len(self.requests):
             raise OptionError(f"--num-requests: {num_requests} with ramps, but {self.name} has {len(self.requests)}")
         return replace(self, requests=self.requests[:num_requests])
-
-    def to_json(self) -> dict[str, Any]:
-        """What a report says of it: everything but the requests themselves."""
-        return {
-            **asdict(replace(self, requests=())),
-            "requests": len(self.requests),
-            "quantum_s": self.arrivals.quantum_s if self.has_times else None,
-        }
 
 
 def _quantum(times_s: Sequence[float]) -> float:
