@@ -157,7 +157,7 @@ def prompt_too_long(length: str, max_model_len: int, field: str) -> ApiError:
 def parse_completion(body: dict[str, Any], card: ModelCard, defaults: GenerationDefaults) -> Call:
     """A body of POST /v1/completions; raises ApiError."""
     fields = Fields(body)
-    _check_model(fields, card)
+    check_model(fields, card)
     prompt = _parse_prompt(fields.value("prompt"), card)
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     call = _parse_call(fields, prompt, logprobs, fields.flag("echo"), card, defaults)
@@ -168,7 +168,7 @@ def parse_completion(body: dict[str, Any], card: ModelCard, defaults: Generation
 def parse_chat(body: dict[str, Any], card: ModelCard, defaults: GenerationDefaults) -> Call:
     """A body of POST /v1/chat/completions; raises ApiError."""
     fields = Fields(body)
-    _check_model(fields, card)
+    check_model(fields, card)
     conversation = parse_conversation(fields.value("messages"))
     call = _parse_call(fields, conversation, _parse_chat_logprobs(fields), False, card, defaults)
     fields.refuse_rest(LATER_FIELDS | COMPLETION_FIELDS, HARMLESS_FIELDS)
@@ -200,7 +200,8 @@ def _parse_call(
     )
 
 
-def _check_model(fields: Fields, card: ModelCard) -> None:
+def check_model(fields: Fields, card: ModelCard) -> None:
+    """Raises ApiError 404 where another model is asked for."""
     name = fields.text("model")
     if name is not None and name != card.name:
         message = f"model: {shown(name)} is not served here; {shown(card.name)} is"

@@ -32,6 +32,7 @@ from pdserve.router.logprobs import ChatListing, CompletionListing, PromptListin
 from pdserve.router.prompt import EncodedPrompt, PromptEncoder
 from pdserve.router.reply import Reply, encode_json
 from pdserve.router.stop import StopMatcher
+from pdserve.router.tokenize import parse_tokenize
 from pdserve.router.tokenizer import TextModel
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ def create_app(
         [
             web.post("/v1/completions", door.completions),
             web.post("/v1/chat/completions", door.chat_completions),
+            web.post("/tokenize", door.tokenize),
             web.get("/v1/models", door.models),
             web.get("/health", door.health),
             web.get("/ready", door.ready),
@@ -162,6 +164,11 @@ class FrontDoor:
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         body = await self._read_body(request)
         return await self._generate(request, parse_chat(body, self._card, self._defaults))
+
+    async def tokenize(self, request: web.Request) -> web.StreamResponse:
+        token_ids = await self._encoder.tokenize(parse_tokenize(await self._read_body(request), self._card))
+        content = {"count": len(token_ids), "max_model_len": self._card.max_model_len, "tokens": token_ids}
+        return _json_response(200, {**content, "token_strs": None})
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         model = {

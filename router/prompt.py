@@ -14,6 +14,7 @@ from typing import TypeVar
 from pdserve.router.api import Call, prompt_too_long
 from pdserve.router.api_error import invalid
 from pdserve.router.messages import Conversation
+from pdserve.router.tokenize import TokenizeCall
 from pdserve.router.tokenizer import TextModel
 
 T = TypeVar("T")
@@ -56,6 +57,15 @@ class PromptEncoder:
         if not encoded.token_ids:
             raise invalid(call.prompt_field, "it must not be empty; the tokenizer finds no token in it")
         return encoded
+
+    async def tokenize(self, call: TokenizeCall) -> list[int]:
+        """The ids alone, also none; raises ApiError."""
+        prompt = call.prompt
+        if isinstance(prompt, Conversation):
+            return (await self.in_thread(partial(self._encode_chat, prompt))).token_ids
+        self._check_length(prompt, "prompt")
+        encode = self._text.encode if call.add_special_tokens else self._text.encode_rendered
+        return await self.in_thread(partial(encode, prompt))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Also for what else takes long for a long prompt."""

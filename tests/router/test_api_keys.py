@@ -67,7 +67,7 @@ def test_a_missing_file_is_refused(tmp_path: Path):
         ApiKeys.read(tmp_path / "none")
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/completions", "/nothing/here"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/completions", "/tokenize", "/nothing/here"])
 async def test_without_a_key_nothing_but_health_is_answered(text, path):
     async with open_door(says(text, "ok"), text, keys=ApiKeys([FIRST])) as door:
         refused = await door.get(path)

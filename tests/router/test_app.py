@@ -228,6 +228,7 @@ def test_there_are_no_routes_but_those_that_are_documented(text):
     assert {(method, path) for method, path in routes if method != "HEAD"} == {
         ("POST", "/v1/completions"),
         ("POST", "/v1/chat/completions"),
+        ("POST", "/tokenize"),
         ("GET", "/v1/models"),
         ("GET", "/health"),
         ("GET", "/ready"),
