@@ -1,10 +1,11 @@
-"""The files that a command writes its report to: --json, --csv, --markdown.
+"""The files that a command writes its report to: --json, --html, --csv, --markdown.
 
-Paths are checked before the run, so that a long one is not lost to a wrong path.
+Paths, and what a format needs, are checked before the run, so that a long one is not lost to a wrong path.
 """
 
 import argparse
 import functools
+import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pdserve.loadtest.errors import OptionError
 if TYPE_CHECKING:
     from pdserve.loadtest.report.report import Report
 
-FORMATS = ("json", "csv", "markdown")
+FORMATS = ("json", "csv", "markdown", "html")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,12 @@ class Outputs:
 
     def write(self, report: "Report") -> None:
         """Write every file that was asked for. Raises OptionError naming the flag."""
-        # Not at the top: these load numpy.
+        # Not at the top: these load numpy and, for a page, plotly.
         from pdserve.loadtest.report.csv_file import write_csv
         from pdserve.loadtest.report.json_file import write_json
         from pdserve.loadtest.report.markdown import write_markdown
 
-        writers = {"json": write_json, "csv": write_csv, "markdown": write_markdown}
+        writers = {"json": write_json, "csv": write_csv, "markdown": write_markdown, "html": _write_page}
         self.write_with({name: functools.partial(write, report) for name, write in writers.items()})
 
     def write_with(self, writers: dict[str, Callable[[Path], None]]) -> None:
@@ -46,7 +47,8 @@ class Outputs:
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--json", metavar="FILE", help="write the whole report there; likewise --csv, --markdown FILE")
+    add("--json", metavar="FILE", help="write the whole report there; --html FILE: a page; also --csv, --markdown")
+    add("--html", metavar="FILE", help=argparse.SUPPRESS)
     add("--csv", metavar="FILE", help=argparse.SUPPRESS)
     add("--markdown", metavar="FILE", help=argparse.SUPPRESS)
 
@@ -54,7 +56,16 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 def read_outputs(args: argparse.Namespace) -> Outputs:
     """The files asked for. Raises OptionError for one that cannot be written."""
     paths = {name: _writable_path(f"--{name}", given) for name in FORMATS if (given := getattr(args, name)) is not None}
+    if "html" in paths and importlib.util.find_spec("plotly") is None:
+        raise OptionError(f"--html {paths['html']}: needs plotly, which comes with the extra `report`: pdserve[report]")
     return Outputs(paths)
+
+
+def _write_page(report: "Report", path: Path) -> None:
+    # Plotly is an extra: only who wants a page needs it.
+    from pdserve.loadtest.report.run_page import write_page
+
+    write_page(report, path)
 
 
 def _writable_path(flag: str, text: str) -> Path:

@@ -50,9 +50,13 @@ def describe_load(report: Report) -> str:
     """What was sent, in a sentence."""
     load = report.config.load
     return (
-        f"{load.num_requests} requests {_describe_rate(load)}, seed {load.seed}, "
+        f"{load.num_requests} requests {describe_rate(load)}, seed {load.seed}, "
         f"{load.input_tokens} tokens in, {load.output_tokens} out"
     )
+
+
+def describe_rate(load: Load) -> str:
+    return "all at once" if math.isinf(load.rate_per_s) else f"at {load.rate_per_s:g}/s ({load.arrivals})"
 
 
 def describe_promises(promises: tuple[Promise, ...]) -> str:
@@ -119,10 +123,6 @@ def tabulate_errors(report: Report) -> Table:
 def gather_tables(report: Report) -> tuple[Table, ...]:
     tables = (tabulate_latencies(report.summary), tabulate_errors(report))
     return tuple(table for table in tables if table.rows)
-
-
-def _describe_rate(load: Load) -> str:
-    return "all at once" if math.isinf(load.rate_per_s) else f"at {load.rate_per_s:g}/s ({load.arrivals})"
 
 
 def _cells(values: Distribution | None) -> tuple[str, ...]:
