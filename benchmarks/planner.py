@@ -30,9 +30,11 @@ from pdserve.cluster.messages import (
 from pdserve.core.block_hash import BlockHasher, pack_token_ids
 from pdserve.core.ids import Epoch, NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
+from pdserve.core.turns import Policy
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.scheduler import DecodeScheduler, Limits
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.planner import Planner
 from pdserve.engine.step import Draw, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
 from pdserve.prefill_node.scheduler import PrefillScheduler
@@ -81,7 +83,7 @@ def run_steps(machine: PrefillScheduler | DecodeScheduler, plan: StepPlan) -> It
 
 def prefill_steps(num_queued: int, num_blocks: int, deadline_s: float | None = None) -> Iterator[float]:
     """A prompt that never ends in the time, and as many behind it as are said."""
-    machine = PrefillScheduler(ROUTER, BlockPool(num_blocks), BLOCK, CHUNK, StepCost(), 1)
+    machine = PrefillScheduler(ROUTER, BlockPool(num_blocks), BLOCK, Planner(Policy.SHORTEST, CHUNK, StepCost()), 1)
     long = 300 * CHUNK
     actions = machine.handle(Received(ROUTER, Prefill(*work(0, long), priority=1)), 0.0)
     for number in range(1, num_queued + 1):

@@ -186,6 +186,43 @@ class Preemption:
             raise ConfigError("--preemption-mode swap needs memory: give it some with --swap-memory")
 
 
+BATCHING = rare_setting(
+    "continuous", readers.choice("continuous", "static"), "static: a batch runs to its end before the next one begins"
+)
+CHUNKED_PREFILL = rare_setting(
+    "on", readers.choice("on", "off"), "off: a prompt is computed in one step, whatever its length"
+)
+PREFIX_CACHE = rare_setting("on", readers.choice("on", "off"), "off: requests never find each other's blocks")
+KV_ALLOCATION = rare_setting(
+    "paged", readers.choice("paged", "max-length"), "max-length: a sequence takes --max-model-len at once"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterBaseline:
+    """How serving was done before, to measure what each step since then brings; each of these is slower."""
+
+    batching: str = BATCHING
+    prefix_cache: str = PREFIX_CACHE
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBaseline:
+    """See RouterBaseline."""
+
+    chunked_prefill: str = CHUNKED_PREFILL
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBaseline:
+    """See RouterBaseline."""
+
+    batching: str = BATCHING
+    chunked_prefill: str = CHUNKED_PREFILL
+    prefix_cache: str = PREFIX_CACHE
+    kv_allocation: str = KV_ALLOCATION
+
+
 @dataclass(frozen=True, slots=True)
 class Trials:
     """Faults for tests of a cluster, see cluster/fault_spec.py."""
@@ -208,6 +245,7 @@ class RouterConfig:
     control: Control = Control()
     admission: Admission = Admission()
     slo: Slo = Slo()
+    baseline: RouterBaseline = RouterBaseline()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +256,7 @@ class PrefillConfig:
     memory: Memory = Memory()
     compute: Compute = Compute()
     steps: PrefillSteps = PrefillSteps()
+    baseline: PrefillBaseline = PrefillBaseline()
     trials: Trials = Trials()
 
 
@@ -231,6 +270,7 @@ class DecodeConfig:
     compute: Compute = Compute()
     steps: DecodeSteps = DecodeSteps()
     preemption: Preemption = Preemption()
+    baseline: DecodeBaseline = DecodeBaseline()
     trials: Trials = Trials()
 
 

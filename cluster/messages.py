@@ -25,7 +25,7 @@ from pdserve.core.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.core.sampling import SamplingParams
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 # Bytes that travel behind a message, a frame each: memoryviews where they arrive, Frames where they are sent.
 Payloads = tuple[Any, ...]
 MAX_PROBE_BYTES = 4 << 20
@@ -76,7 +76,8 @@ class Facts:
 class Capacity:
     """What a node can hold. Router and peers refuse what cannot fit, with both numbers.
 
-    token_bytes: of the KV of one token
+    token_bytes: of the KV of one token; least_tokens: for which each sequence is given blocks at once, 0: it is given
+    them as it grows
     """
 
     num_blocks: int
@@ -84,6 +85,7 @@ class Capacity:
     max_model_len: int
     max_running: int
     token_bytes: int
+    least_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -91,8 +93,12 @@ class Capacity:
         return self.num_blocks * self.block_size
 
     def blocks_to_begin(self, num_prompt: int, num_samples: int) -> int:
-        """What several samples need to begin side by side: the prompt's blocks, and one for each to write to."""
-        return -(-num_prompt // self.block_size) + num_samples
+        """What several samples need to begin side by side: the prompt's blocks, and one for each to write to.
+
+        Or all that each is given at once beside the full ones, which they share.
+        """
+        each = max(1, -(-self.least_tokens // self.block_size) - num_prompt // self.block_size)
+        return -(-num_prompt // self.block_size) + num_samples * each
 
     def can_begin(self, num_prompt: int, num_samples: int) -> bool:
         has_blocks = self.blocks_to_begin(num_prompt, num_samples) <= self.num_blocks

@@ -1,6 +1,7 @@
 """Block hashes: names of KV content, equal on every node that computed the same thing.
 
-    hash_i = blake2b(hash_{i-1} or zeros | u32 count | u32 ids, digest 16, key = K)
+    hash_i = blake2b(hash_{i-1} or root | u32 count | u32 ids, digest 16, key = K)
+    root   = zeros, or the request's id where requests are not to find each other's blocks
     K      = blake2b-256(kv fingerprint | group | format | tenant salt)
 
 A full block has count == block_size; a partial block's hash names it in messages only.
@@ -9,12 +10,27 @@ A full block has count == block_size; a partial block's hash names it in message
 import hashlib
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdserve.core.ids import BlockHash
+from pdserve.core.ids import BlockHash, RequestId
 
 NO_PARENT = BlockHash(bytes(16))
+
+
+def common_root(request: RequestId) -> BlockHash:
+    """Equal content has equal names, whoever computed it: requests find each other's blocks."""
+    return NO_PARENT
+
+
+def own_root(request: RequestId) -> BlockHash:
+    """Names begin with the request itself: it finds its own blocks in every attempt, and nobody else's."""
+    return BlockHash(request)
+
+
+def root_of(prefix_cache: str) -> Callable[[RequestId], BlockHash]:
+    """By the setting prefix_cache: on or off."""
+    return {"on": common_root, "off": own_root}[prefix_cache]
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:
@@ -35,6 +51,7 @@ class BlockHasher:
 
     fingerprint  what KV means: checkpoint digest, RoPE, KVSpec (core.checkpoint.kv_fingerprint)
     salt         tenant salt, empty when prefixes may be shared by everyone
+    root         of a request's first block: who shares names with whom
     """
 
     fingerprint: bytes
@@ -42,6 +59,7 @@ class BlockHasher:
     group: str = "full"
     format: str = "raw"
     salt: bytes = b""
+    root: Callable[[RequestId], BlockHash] = common_root
     _key: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -54,9 +72,9 @@ class BlockHasher:
         data = parent + struct.pack("<I", len(token_ids)) + pack_token_ids(token_ids)
         return BlockHash(hashlib.blake2b(data, digest_size=16, key=self._key).digest())
 
-    def hashes(self, token_ids: Sequence[int]) -> list[BlockHash]:
+    def hashes(self, token_ids: Sequence[int], parent: BlockHash = NO_PARENT) -> list[BlockHash]:
         """One hash per block of `token_ids`; the last one is a partial block's when they do not fill it."""
-        parent, result = NO_PARENT, []
+        result = []
         for start in range(0, len(token_ids), self.block_size):
             parent = self.extend(parent, token_ids[start : start + self.block_size])
             result.append(parent)

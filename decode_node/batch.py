@@ -32,7 +32,7 @@ class Batch:
         self._growth = growth
         self._hasher = hasher
         self._budget = budget
-        self._planner = Planner(policy, budget.max_step_tokens, budget.cost)
+        self._planner = Planner(policy, budget.max_step_tokens, budget.cost, budget.chunking)
         self._step: StepPlan | None = None
         self._num_steps = 0
 

@@ -7,6 +7,7 @@ A step's time is out at TPOT_SHARE of the promised time per output token; withou
 STRETCH times as long as the streams alone would. Owns the learned cost of steps. Called by DecodeScheduler.
 """
 
+from pdserve.engine.chunking import CHUNKS, WHOLE_PROMPTS, Chunking
 from pdserve.engine.step_cost import StepCost, StepWork
 
 # TPOT is a mean over a stream: the rest is for steps that take longer than expected, and for the hand-off
@@ -18,25 +19,27 @@ MIN_CHUNK = 8
 
 
 class ChunkBudget:
-    """max_step_tokens: token budget of a step.
+    """max_step_tokens: token budget of a step. chunking: what that means to a prompt.
 
     cost: what steps take here, learned by the caller; tpot_s: the promise, set by the caller once it is known
     """
+
+    chunking: Chunking = CHUNKS
 
     def __init__(self, max_step_tokens: int, cost: StepCost):
         self.cost = cost
         self.tpot_s: float | None = None
         self.max_step_tokens = max_step_tokens
 
-    def limit_s(self, streams: StepWork) -> float:
-        """Seconds that a step with these streams and a chunk may take."""
+    def limit_s(self, streams: StepWork) -> float | None:
+        """Seconds that a step with these streams and a chunk may take; None: any."""
         if self.tpot_s is not None:
             return TPOT_SHARE * self.tpot_s
         # A stream that joins in mid-step waits for all of it, as if it ran in it.
         return STRETCH * self.cost.predict_s(streams if streams.num_tokens else StepWork(num_tokens=1))
 
     def num_tokens(self, streams: StepWork, limit_s: float | None, start: int) -> int:
-        """Prompt tokens, after `start` others, for a step with these streams; no limit_s when there are none."""
+        """Prompt tokens, after `start` others, for a step with these streams; no limit_s where none is kept."""
         most = self.max_step_tokens - streams.num_tokens
         if limit_s is None:
             return most
@@ -46,3 +49,17 @@ class ChunkBudget:
         """Seconds that each token of a prompt takes beside these streams; more may join before it is computed."""
         length = max(1, self.num_tokens(streams, self.limit_s(streams), start=0))
         return self.cost.predict_s(streams.plus_chunk(0, length)) / length
+
+
+class WholePromptBudget(ChunkBudget):
+    """Prompts are computed in one step each, and streams wait for it, whatever they were promised."""
+
+    chunking = WHOLE_PROMPTS
+
+    def limit_s(self, streams: StepWork) -> float | None:
+        return None
+
+
+def chunk_budget(chunked_prefill: str, max_step_tokens: int, cost: StepCost) -> ChunkBudget:
+    """By the setting chunked_prefill: on or off."""
+    return {"on": ChunkBudget, "off": WholePromptBudget}[chunked_prefill](max_step_tokens, cost)

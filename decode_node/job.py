@@ -34,7 +34,9 @@ MAX_YIELDS = 3
 
 @dataclass(slots=True)
 class Job:
-    """One sequence here. final_blocks: its largest block table.
+    """One sequence here. final_blocks: its largest block table, or what it is given at once.
+
+    is_whole: it begins with all of final_blocks and keeps them to its end.
 
     num_given: outputs that came with the request; draws: those drawn since; num_sent: outputs the router has been sent.
     prefills_here: nobody has told the router of the prompt's first tokens yet, so this node will.
@@ -51,6 +53,7 @@ class Job:
     num_given: int
     final_blocks: int
     prefills_here: bool
+    is_whole: bool = False
     samples: tuple[Sample, ...] = ()
     drawn: tuple[Drawn, ...] = ()
     draws: list[Draw] = field(default_factory=list)
@@ -76,9 +79,14 @@ class Job:
         All that it may ever need, once it yields no more.
         """
         if self.samples:
-            return sum(not sample.outputs for sample in self.samples)
+            return sum(not sample.outputs for sample in self.samples) * self.sample_growth
         most = max(0, self.final_blocks - self.sequence.num_blocks)
         return most if self.has_settled else min(1, most)
+
+    @property
+    def sample_growth(self) -> int:
+        """Blocks for each sample that goes on from it: one to write to, or all that are not full by then."""
+        return self.final_blocks - self.sequence.num_tokens // self.sequence.block_size if self.is_whole else 1
 
     @property
     def is_running(self) -> bool:
@@ -86,8 +94,8 @@ class Job:
 
     @property
     def has_settled(self) -> bool:
-        """Whether it has yielded often enough."""
-        return self.num_yields >= MAX_YIELDS
+        """Whether it yields no more: it has often enough, or never does."""
+        return self.is_whole or self.num_yields >= MAX_YIELDS
 
     @property
     def num_streams(self) -> int:

@@ -9,19 +9,20 @@ import logging
 import mmap
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pdserve.cluster.config import DecodeConfig, Preemption
 from pdserve.cluster.faults import Faults
 from pdserve.cluster.keys import read_keys
-from pdserve.cluster.messages import Hello, PoolOffer, Role
+from pdserve.cluster.messages import Capacity, Hello, PoolOffer, Role
 from pdserve.cluster.node_life import ROUTER, Ending, NodeLife
-from pdserve.core.block_hash import BlockHasher
-from pdserve.core.errors import LayoutError
+from pdserve.core.batching import Batching
+from pdserve.core.block_hash import BlockHasher, root_of
+from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.ids import Epoch, NodeId
 from pdserve.core.turns import Policy
-from pdserve.decode_node.chunk_budget import ChunkBudget
+from pdserve.decode_node.chunk_budget import chunk_budget
 from pdserve.decode_node.preemption import Mode
 from pdserve.decode_node.scheduler import DecodeScheduler, Limits
 from pdserve.decode_node.swap import SwapIn, SwapOut, SwappedIn, SwappedOut
@@ -139,9 +140,22 @@ class HostPool:
         self._memory.close()
 
 
+def least_tokens(kv_allocation: str, capacity: Capacity) -> int:
+    """Tokens that each sequence is given blocks for at once. Raises ConfigError when not even one can be."""
+    if kv_allocation == "paged":
+        return 0
+    if capacity.max_model_len > capacity.num_tokens:
+        raise ConfigError(
+            f"--kv-allocation {kv_allocation}: a sequence takes blocks for {capacity.max_model_len} tokens "
+            f"(--max-model-len), the pool holds {capacity.num_tokens}: lower that or raise --kv-memory"
+        )
+    return capacity.max_model_len
+
+
 class DecodeNode:
     def __init__(self, config: DecodeConfig, parts: NodeParts):
-        pool, epoch = parts.pool, Epoch.new()
+        pool, epoch, baseline = parts.pool, Epoch.new(), config.baseline
+        capacity = replace(parts.capacity, least_tokens=least_tokens(baseline.kv_allocation, parts.capacity))
         self._pool = pool
         self._host = HostPool.of(pool, config.preemption)
         self._peers = MappedPeers(pool, config.network.transport)
@@ -149,13 +163,19 @@ class DecodeNode:
         scheduler = DecodeScheduler(
             ROUTER,
             BlockPool(pool.num_blocks, pool.view.generations),
-            BlockHasher(parts.facts.kv_fingerprint, pool.spec.block_size),
-            ChunkBudget(config.steps.max_step_tokens, parts.cost),
-            Limits(config.steps.max_running, self._host.num_blocks, Mode(config.preemption.preemption_mode)),
+            BlockHasher(parts.facts.kv_fingerprint, pool.spec.block_size, root=root_of(baseline.prefix_cache)),
+            chunk_budget(baseline.chunked_prefill, config.steps.max_step_tokens, parts.cost),
+            Limits(
+                config.steps.max_running,
+                self._host.num_blocks,
+                Mode(config.preemption.preemption_mode),
+                Batching(baseline.batching),
+                capacity.least_tokens,
+            ),
             pool.spec.payload_bytes,
             Policy(config.steps.prefill_policy),
         )
-        hello = Hello(NodeId(config.name), Role(config.role), parts.facts, parts.capacity)
+        hello = Hello(NodeId(config.name), Role(config.role), parts.facts, capacity)
         keys = read_keys(config.network.key_file)
         self._faults = Faults(config.trials, pool.view.block)
         endpoint = self._faults.make_endpoint

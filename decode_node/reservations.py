@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 
 from pdserve.cluster.messages import Send
 from pdserve.core.admission import AdmissionLine
+from pdserve.core.batching import Batching
 from pdserve.core.block_hash import NO_PARENT
 from pdserve.core.ids import BlockHash, BlockId
 from pdserve.decode_node.job import Job, Jobs, Phase, yields_first
@@ -27,15 +28,26 @@ Action = Send | SwapIn
 
 
 class Reservations:
-    """num_slots: blocks that the host pool holds. num_yielded: how often sequences have yielded, by the way of it."""
+    """num_slots: blocks that the host pool holds. batching: when somebody may begin.
 
-    def __init__(self, pool: BlockPool, jobs: Jobs, max_running: int, num_slots: int = 0):
+    num_yielded: how often sequences have yielded, by the way of it
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        jobs: Jobs,
+        max_running: int,
+        num_slots: int = 0,
+        batching: Batching = Batching.CONTINUOUS,
+    ):
         self.pool = pool
         self.space = SwapSpace(num_slots)
         self.due: set[int] = set()
         self.num_yielded: Counter[str] = Counter()
         self._jobs = jobs
         self._max_running = max_running
+        self._batching = batching
         self._line = AdmissionLine()
         self._fillings = Fillings()
 
@@ -56,7 +68,7 @@ class Reservations:
     def admit(self, now: float) -> list[Action]:
         """Give blocks to those in line that fit; returns the Wants and copies that became necessary."""
         actions: list[Action] = []
-        if not len(self._line) or self._jobs.num_active >= self._max_running:
+        if not len(self._line) or not self._is_open:
             return actions
 
         def reserve(key: int) -> bool:
@@ -68,6 +80,11 @@ class Reservations:
 
         self.due.update(self._line.admit(reserve))
         return actions
+
+    @property
+    def _is_open(self) -> bool:
+        num_active = self._jobs.num_active
+        return num_active < self._max_running and self._batching.is_open(num_active)
 
     def _fits(
         self, job: Job, num_blocks: int, hits: Collection[BlockId], yielding: Collection[int] = (), gain: int = 0
@@ -170,7 +187,8 @@ class Reservations:
         twice, nor who others have yielded for, and nobody in line is passed too often: so nobody is starved.
         """
         actions: list[Action] = []
-        for job in self._jobs.overdue():
+        late = self._jobs.overdue()
+        for job in late if late and self._batching.is_open(self._jobs.num_active) else ():
             key = job.sequence.key
             if not (self.is_waiting(job) and self._line.may_pass(key)):
                 continue
@@ -234,11 +252,11 @@ class Reservations:
         self.wait(job, resumed=True)
 
     def hand_on(self, head: Job, jobs: list[Job]) -> None:
-        """What a shared prompt has reserved goes to the samples that hold its blocks, a block each."""
+        """What a shared prompt has reserved goes to the samples that hold its blocks, as much to each."""
         self._leave_fillings(head)
-        for job in jobs[: head.sequence.num_reserved]:
-            job.sequence.num_reserved = 1
-            head.sequence.num_reserved -= 1
+        for job in jobs:
+            job.sequence.num_reserved = min(head.sample_growth, head.sequence.num_reserved)
+            head.sequence.num_reserved -= job.sequence.num_reserved
         head.sequence.give_back(self.pool)
 
     def give_back(self, job: Job) -> None:

@@ -76,7 +76,8 @@ class Samples:
         return self._job(head, sequence, Phase.QUEUED)
 
     def _job(self, head: Job, sequence: Sequence, phase: Phase) -> Job:
-        return Job(sequence, phase, head.expires_at, sequence.num_outputs, head.final_blocks, prefills_here=False)
+        given = (head.expires_at, sequence.num_outputs, head.final_blocks)
+        return Job(sequence, phase, *given, prefills_here=False, is_whole=head.is_whole)
 
 
 def _run_of(head: Job, first: Drawn) -> TokenRun:

@@ -31,6 +31,7 @@ from pdserve.cluster.messages import (
     TokenRun,
     Tokens,
 )
+from pdserve.core.batching import Batching
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.errors import ProtocolError
@@ -61,11 +62,17 @@ Event = Joined | Leave | Received | LinkUp | LinkLost | StepDone | CopyDone | Sw
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_running: largest batch. num_swap_blocks: of the host pool; mode: how sequences yield blocks."""
+    """max_running: largest batch. num_swap_blocks: of the host pool; mode: how sequences yield blocks.
+
+    batching: when sequences may begin; least_tokens: for which each has blocks from its beginning to its end, 0: it
+    is given them as it grows
+    """
 
     max_running: int
     num_swap_blocks: int = 0
     mode: Mode = Mode.AUTO
+    batching: Batching = Batching.CONTINUOUS
+    least_tokens: int = 0
 
 
 class DecodeScheduler:
@@ -86,10 +93,10 @@ class DecodeScheduler:
         self._router = router
         self._hasher = hasher
         self._budget = budget
-        self._max_running = limits.max_running
+        self._limits = limits
         self._lease_s = DEFAULT_LEASE_S
         self._jobs = Jobs()
-        self.reservations = Reservations(pool, self._jobs, limits.max_running, limits.num_swap_blocks)
+        self.reservations = Reservations(pool, self._jobs, limits.max_running, limits.num_swap_blocks, limits.batching)
         self._ends = Ends(router, self._jobs, self.reservations)
         self._hand_offs = HandOffs(router, self._jobs, self.reservations, self._ends, block_bytes, hasher.block_size)
         self._preemption = Preemption(
@@ -336,7 +343,8 @@ class DecodeScheduler:
         is_local = message.source is None
         sequence = Sequence.of(self._keys.next(), message, size, now, computes=is_local)
         # The last token drawn is never run, so it needs no slot.
-        final_blocks = -(-(sequence.num_prompt + message.sampling.max_tokens - 1) // size)
+        asked = sequence.num_prompt + message.sampling.max_tokens - 1
+        final_blocks = -(-max(asked, self._limits.least_tokens) // size)
         job = Job(
             sequence,
             Phase.QUEUED if is_local else Phase.PULLING,
@@ -344,12 +352,14 @@ class DecodeScheduler:
             num_given=sequence.num_outputs,
             final_blocks=final_blocks,
             prefills_here=is_local,
+            is_whole=self._limits.least_tokens > 0,
             num_yields=message.num_yields,
             samples=message.samples if len(message.samples) > 1 else (),
         )
         needed = max(final_blocks, sequence.num_blocks + job.growth)
         if needed > self.pool.num_blocks:
             raise ProtocolError(f"the request needs up to {needed} KV blocks of {self.pool.num_blocks}")
-        if job.num_streams > self._max_running:
-            raise ProtocolError(f"the request has {job.num_streams} samples, {self._max_running} run at once here")
+        most = self._limits.max_running
+        if job.num_streams > most:
+            raise ProtocolError(f"the request has {job.num_streams} samples, {most} run at once here")
         return job

@@ -8,6 +8,7 @@ the step takes, however many wait. Owned by each node's scheduler.
 from collections.abc import Callable, Iterable
 
 from pdserve.core.turns import Policy, Turns
+from pdserve.engine.chunking import CHUNKS, Chunking, Cut
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step_cost import StepCost, StepWork
 
@@ -19,11 +20,12 @@ def uncut(sequence: Sequence, num_tokens: int) -> int:
 
 
 class Planner:
-    """step_tokens: the most tokens of a step; cost: what steps take here, learned by the caller."""
+    """step_tokens: the budget of a step; cost: what steps take here, learned by the caller."""
 
-    def __init__(self, policy: Policy, step_tokens: int, cost: StepCost):
-        self._step_tokens = step_tokens
-        self._cost = cost
+    def __init__(self, policy: Policy, step_tokens: int, cost: StepCost, chunking: Chunking = CHUNKS):
+        self.step_tokens = step_tokens
+        self.cost = cost
+        self._chunking = chunking
         self._turns = Turns(policy)
         self._sequences: dict[int, Sequence] = {}
 
@@ -62,7 +64,7 @@ class Planner:
         token_s: float,
         now: float,
         beside: StepWork = NOTHING,
-        cut: Callable[[Sequence, int], int] = uncut,
+        cut: Cut = uncut,
     ) -> list[tuple[Sequence, int]]:
         """The sequences of the next step, and how many tokens of each.
 
@@ -73,17 +75,18 @@ class Planner:
         """
         plan: list[tuple[Sequence, int]] = []
         left = num_ended = 0
-        for key in self._turns.order(token_s, now, self._step_tokens):
+        for key in self._turns.order(token_s, now, self.step_tokens):
             sequence = self._sequences[key]
             if not plan:
-                left = budget(sequence)
+                left = self._chunking.num_step_tokens(sequence, budget(sequence))
             if left <= 0 or (sequence.num_missing > left and not self._pays(left, num_ended, beside)):
                 break
-            num_tokens = cut(sequence, min(sequence.num_missing, left))
-            if num_tokens > 0:
-                plan.append((sequence, num_tokens))
-                left -= num_tokens
-                num_ended += num_tokens == sequence.num_missing
+            num_tokens = self._chunking.num_tokens(sequence, left, cut)
+            if num_tokens == 0:
+                break
+            plan.append((sequence, num_tokens))
+            left -= num_tokens
+            num_ended += num_tokens == sequence.num_missing
         if plan:
             self._turns.serve(plan[0][0].key)
         return plan
@@ -95,6 +98,6 @@ class Planner:
         """
         if num_ended == 0:
             return True
-        least_s = self._cost.predict_s(beside)
-        longer_s = self._cost.predict_s(beside.plus_chunk(0, num_tokens)) - least_s
+        least_s = self.cost.predict_s(beside)
+        longer_s = self.cost.predict_s(beside.plus_chunk(0, num_tokens)) - least_s
         return num_ended * longer_s < (len(self._sequences) - num_ended) * least_s

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pdserve.core.block_hash import NO_PARENT, BlockHasher, unpack_token_ids
+from pdserve.core.block_hash import BlockHasher, unpack_token_ids
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, RequestId
 from pdserve.core.logprobs import Logprobs
@@ -247,7 +247,7 @@ class Sequence:
         """Extend `hashes` over every block that so many tokens fill."""
         size = self.block_size
         while len(self.hashes) < num_tokens // size:
-            parent = self.hashes[-1] if self.hashes else NO_PARENT
+            parent = self.hashes[-1] if self.hashes else hasher.root(self.request)
             start = len(self.hashes) * size
             self.hashes.append(hasher.extend(parent, self.tokens[start : start + size]))
 

@@ -5,6 +5,7 @@ argparse only splits the line; what a value may be stands in cluster/config.py a
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -70,7 +71,8 @@ def add_settings(parser: Parser, settings: Iterable[Setting]) -> None:
         if item.is_rare:
             rare.append(item.flag)
     if rare:
-        parser.epilog = f"rarely changed, see configs/: {' '.join(rare)}"
+        text = f"rarely changed, see configs/: {' '.join(rare)}"
+        parser.epilog = textwrap.fill(text, HELP_COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def given(parsed: argparse.Namespace, settings: Iterable[Setting]) -> dict[str, str]:

@@ -37,6 +37,8 @@ ROUTER_FLAGS = (
     "tpot_s",
     "cooperative_prefill",
     "prefill_policy",
+    "batching",
+    "prefix_cache",
 )
 NODE_FLAGS = (
     "model",
@@ -47,7 +49,10 @@ NODE_FLAGS = (
     "max_step_tokens",
     "prefill_policy",
     "transport",
+    "chunked_prefill",
 )
+DECODE_FLAGS = ("batching", "prefix_cache", "kv_allocation")
+FLAGS = tuple(dict.fromkeys((*ROUTER_FLAGS, *NODE_FLAGS, *DECODE_FLAGS)))
 READY_TIMEOUT_S = 2.0
 
 
@@ -66,7 +71,7 @@ def main(line: list[str]) -> int:
     topology = load_config(UpConfig, _only(flags, [item.name for item in settings_of(UpConfig)])).config
     router = load_config(RouterConfig, _only(flags, ROUTER_FLAGS)).config
     load_config(PrefillConfig, _only(flags, NODE_FLAGS))
-    load_config(DecodeConfig, _only(flags, NODE_FLAGS))
+    load_config(DecodeConfig, _only(flags, (*NODE_FLAGS, *DECODE_FLAGS)))
     port = free_port(router.http)
     flags["model"] = str(_checked_model(router.serving.model))
     flags["port"] = str(port)
@@ -100,7 +105,7 @@ def plan_children(
     role = "both" if topology.role_mode == "both" else "decode"
     nodes: list[tuple[str, str, dict[str, str]]]
     nodes = [("prefill", f"P{index}", {}) for index in range(topology.num_prefill)]
-    nodes += [("decode", f"D{index}", {"role": role}) for index in range(topology.decode)]
+    nodes += [("decode", f"D{index}", {"role": role} | _only(flags, DECODE_FLAGS)) for index in range(topology.decode)]
     children = [router]
     for (kind, name, extra), own_cores in zip(nodes, split_cores(cores, len(nodes)), strict=True):
         options = {
@@ -159,8 +164,8 @@ async def answers_ready(host: str, port: int) -> bool:
 
 def _settings() -> tuple[Setting, ...]:
     """The options of `up`: its own, and those of the router and of nodes that make sense for all of them."""
-    known = {item.name: item for config in (RouterConfig, PrefillConfig) for item in settings_of(config)}
-    return (*settings_of(UpConfig), *(known[name] for name in dict.fromkeys((*ROUTER_FLAGS, *NODE_FLAGS))))
+    known = {item.name: item for config in (RouterConfig, PrefillConfig, DecodeConfig) for item in settings_of(config)}
+    return (*settings_of(UpConfig), *(known[name] for name in FLAGS))
 
 
 def _checked_model(model: Path | None) -> Path:

@@ -6,12 +6,11 @@ At most one step is under way. The Planner says whose prompt is computed next. O
 from dataclasses import dataclass
 
 from pdserve.core.ids import BlockHash, BlockId
-from pdserve.core.turns import Policy
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.planner import Planner
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import Draw, StepPlan, StepResult
-from pdserve.engine.step_cost import StepCost, StepWork
+from pdserve.engine.step_cost import StepWork
 from pdserve.kvtransfer.offer import OfferBook
 from pdserve.prefill_node.prompt import Prompt, Prompts
 from pdserve.prefill_node.tail_chunk import cut_tail
@@ -27,23 +26,13 @@ class Computed:
 
 
 class Batch:
-    """max_step_tokens: the chunk budget of one step. cost: what steps take here, goes on learning."""
+    """planner: with the budget of a step, and what steps take here, which goes on learning."""
 
-    def __init__(
-        self,
-        prompts: Prompts,
-        pool: BlockPool,
-        offers: OfferBook,
-        max_step_tokens: int,
-        cost: StepCost,
-        policy: Policy,
-    ):
+    def __init__(self, prompts: Prompts, pool: BlockPool, offers: OfferBook, planner: Planner):
         self._prompts = prompts
         self._pool = pool
         self._offers = offers
-        self._max_step_tokens = max_step_tokens
-        self._cost = cost
-        self._planner = Planner(policy, max_step_tokens, cost)
+        self._planner = planner
         self._step: StepPlan | None = None
         self._num_steps = 0
 
@@ -58,7 +47,8 @@ class Batch:
     @property
     def token_s(self) -> float:
         """Seconds that each token of a prompt is expected to take."""
-        return self._cost.predict_s(StepWork().plus_chunk(0, self._max_step_tokens)) / self._max_step_tokens
+        most = self._planner.step_tokens
+        return self._planner.cost.predict_s(StepWork().plus_chunk(0, most)) / most
 
     def join(self, prompt: Prompt) -> None:
         self._planner.add(prompt.sequence)
@@ -71,7 +61,7 @@ class Batch:
         """Begin the next step, or None when there is nothing to run."""
         assert self._step is None, "a step is under way"
         rows, seals = [], []
-        chunks = self._planner.chunks(lambda _: self._max_step_tokens, self.token_s, now, cut=self._cut_tail)
+        chunks = self._planner.chunks(lambda _: self._planner.step_tokens, self.token_s, now, cut=self._cut_tail)
         for sequence, num_tokens in chunks:
             sequence.take_blocks(self._pool, sequence.num_computed + num_tokens)
             rows.append(sequence.row(num_tokens))
@@ -86,7 +76,7 @@ class Batch:
 
     def _cut_tail(self, sequence: Sequence, num_tokens: int) -> int:
         offer = self._offers.find(sequence.request, sequence.attempt)
-        return num_tokens if offer is None else cut_tail(sequence, num_tokens, offer.link_token_s, self._cost)
+        return num_tokens if offer is None else cut_tail(sequence, num_tokens, offer.link_token_s, self._planner.cost)
 
     def take(self, result: StepResult) -> list[Computed]:
         """The step is over: what it has computed. Cancelled prompts are only let go of."""
@@ -94,7 +84,7 @@ class Batch:
         assert plan is not None, "a result although no step is running"
         assert plan.step == result.step, "a result of another step"
         self._step = None
-        self._cost.learn(StepWork.of(plan.rows), result.forward_s)
+        self._planner.cost.learn(StepWork.of(plan.rows), result.forward_s)
         names = {seal.block_id: seal.block_hash for seal in plan.seals}
         taken = []
         for row in plan.rows:

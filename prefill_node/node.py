@@ -15,6 +15,8 @@ from pdserve.cluster.node_life import ROUTER, Ending, NodeLife
 from pdserve.core.ids import Epoch, NodeId
 from pdserve.core.turns import Policy
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.chunking import chunking
+from pdserve.engine.planner import Planner
 from pdserve.engine.step import RunStep, StepDone, StepResult
 from pdserve.kvtransfer.copying import CheckBlocks, check_own
 from pdserve.kvtransfer.node_parts import NodeParts
@@ -29,14 +31,18 @@ log = logging.getLogger(__name__)
 async def serve(config: PrefillConfig, parts: NodeParts, ending: Ending) -> None:
     """Run a prefill node until it is told to end; everything it opened is closed on return."""
     epoch = Epoch.new()
+    planner = Planner(
+        Policy(config.steps.prefill_policy),
+        config.steps.max_step_tokens,
+        parts.cost,
+        chunking(config.baseline.chunked_prefill),
+    )
     scheduler = PrefillScheduler(
         ROUTER,
         BlockPool(parts.pool.num_blocks, parts.pool.view.generations),
         parts.pool.spec.block_size,
-        config.steps.max_step_tokens,
-        parts.cost,
+        planner,
         parts.pool.spec.payload_bytes,
-        Policy(config.steps.prefill_policy),
     )
     hello = Hello(NodeId(config.name), Role.PREFILL, parts.facts, parts.capacity)
     faults = Faults(config.trials, parts.pool.view.block)

@@ -34,11 +34,10 @@ from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import BlockHash, BlockId, NodeId
 from pdserve.core.logprobs import Logprobs
-from pdserve.core.turns import Policy
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.planner import Planner
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import Draw, RunStep, StepDone
-from pdserve.engine.step_cost import StepCost
 from pdserve.kvtransfer.copying import BlocksChecked, CheckBlocks
 from pdserve.kvtransfer.drawn import drawn_after
 from pdserve.kvtransfer.offer import OfferBook, SendBlocks
@@ -53,21 +52,12 @@ Event = Joined | Leave | Received | LinkUp | LinkLost | StepDone | BlocksChecked
 
 
 class PrefillScheduler:
-    """router: where FirstToken and Failed go. max_step_tokens: the chunk budget of one step.
+    """router: where FirstToken and Failed go. planner: who computes next, and how much of it one step does.
 
-    cost: what steps take here, goes on learning; block_bytes: of a block on its way to another host
+    block_bytes: of a block on its way to another host
     """
 
-    def __init__(
-        self,
-        router: NodeId,
-        pool: BlockPool,
-        block_size: int,
-        max_step_tokens: int,
-        cost: StepCost,
-        block_bytes: int,
-        policy: Policy = Policy.SHORTEST,
-    ):
+    def __init__(self, router: NodeId, pool: BlockPool, block_size: int, planner: Planner, block_bytes: int):
         self.pool = pool
         self.offers = OfferBook(block_bytes)
         self.ended = EndedAttempts()
@@ -77,7 +67,7 @@ class PrefillScheduler:
         self._block_size = block_size
         self._prompts = Prompts()
         self._reservations = Reservations(pool, self._prompts)
-        self._batch = Batch(self._prompts, pool, self.offers, max_step_tokens, cost, policy)
+        self._batch = Batch(self._prompts, pool, self.offers, planner)
         self._next_key = 0
         self._is_leaving = False
         self._from_router: dict[type, Callable[..., Iterable[Action]]] = {

@@ -138,7 +138,7 @@ class Attempts:
         if prefill is not None:
             actions.append(Send(prefill.node, Prefill(*common, *urgency)))
         if decode is not None:
-            decode.streams[record.request] = record.total_tokens
+            decode.streams[record.request] = decode.most_tokens(record)
             source = prefill.peer if prefill else None
             actions.append(Send(decode.node, Decode(*common, source, *urgency, record.num_yields)))
         return actions

@@ -76,6 +76,14 @@ class Node:
         is_alone = num_samples == 1
         return self.fits(record.final_tokens) and (is_alone or self.capacity.can_begin(len(record.prompt), num_samples))
 
+    def least_tokens(self, record: Record) -> int:
+        """Tokens that it gives the request blocks for at once, whatever that needs."""
+        return len(record.live) * self.capacity.least_tokens
+
+    def most_tokens(self, record: Record) -> int:
+        """Tokens that the request will have had blocks for at its end."""
+        return max(record.total_tokens, self.least_tokens(record))
+
     @property
     def starts_no_prompt(self) -> bool:
         """Whether it said that a prompt given to it now would wait for others to be released."""
@@ -187,7 +195,7 @@ class Savings:
     def _net(self, node: Node, saved_s: float) -> float:
         if node.role is Role.PREFILL:
             return saved_s
-        if node.gauges is None or node.num_spare_tokens < self._record.num_tokens:
+        if node.gauges is None or node.num_spare_tokens < max(self._record.num_tokens, node.least_tokens(self._record)):
             return 0.0
         crowding_s = (len(node.streams) - self._fewest) * SHARED_STEPS * node.gauges.token_s
         return max(0.0, saved_s - crowding_s)
@@ -231,7 +239,8 @@ def pick_other(
     source = [node for node in prefills if node.node == record.prefill_node]
 
     def has_room(node: Node) -> bool:
-        needed = record.num_tokens + node.capacity.block_size + coming.get(node.node, 0)
+        needed = max(record.num_tokens + node.capacity.block_size, node.least_tokens(record))
+        needed += coming.get(node.node, 0)
         return node.node not in (record.decode_node, *record.left) and node.num_spare_tokens >= needed
 
     decoders = [node for node in nodes if node.role is not Role.PREFILL and has_room(node)]
@@ -258,7 +267,7 @@ def _places(
     least = min((savings.num_lacking(place.computing) for place in splits if place.computing.is_idle), default=None)
     for decode in decoders:
         lends = no_prefill_node
-        if cooperative and decode.room >= record.total_tokens:
+        if cooperative and decode.room >= decode.most_tokens(record):
             lends = lends or least is None or SPARED * savings.num_lacking(decode) <= least
         if len(decode.prompts) < max_prompts and (decode.role is Role.BOTH or lends):
             yield Place(None, decode)

@@ -44,7 +44,7 @@ async def _serve(config: RouterConfig) -> int:
     text = TextModel.load(model_dir)
     facts = Facts(checkpoint_digest(model_dir), tokenizer_digest(model_dir), "", b"", "", ())
     keys = read_keys(config.control.key_file)
-    service = RouterService(config.control, config.admission, config.slo, facts, max_model_len, keys)
+    service = RouterService(config.control, config.admission, config.slo, config.baseline, facts, max_model_len, keys)
     card = ModelCard(_served_name(config, model_dir), max_model_len, model.vocab_size)
     limits = FrontDoorLimits(max_body_bytes=config.http.max_body_bytes)
     api_keys = ApiKeys.read(config.http.api_key_file) if config.http.api_key_file else None

@@ -159,7 +159,8 @@ class Record:
     def hashes(self, hasher: BlockHasher) -> tuple[BlockHash, ...]:
         """Names of all blocks of what the samples share, made once for each length."""
         if self._num_hashed != self.num_tokens:
-            self._hashes, self._num_hashed = tuple(hasher.hashes(self.shared)), self.num_tokens
+            hashes = hasher.hashes(self.shared, hasher.root(self.request))
+            self._hashes, self._num_hashed = tuple(hashes), self.num_tokens
         return self._hashes
 
     def ledger(self) -> dict[str, Any]:

@@ -3,8 +3,11 @@
 Made once by RouterService from the configuration; each part of the dispatcher reads what concerns it.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
+from pdserve.cluster.config import Admission, Slo
+from pdserve.core.batching import Batching
 from pdserve.core.turns import Policy
 from pdserve.router.placement import LIMITS, Limits
 
@@ -27,6 +30,25 @@ class Rules:
     ttft_slo_s: float | None = None
     cooperative: bool = True
     handoff_deadline_s: float = 2.0
+
+    @classmethod
+    def of(cls, admission: Admission, slo: Slo, batching: Batching) -> "Rules":
+        rules = cls(
+            max_attempts=admission.recovery_attempts,
+            limits=Limits(max_work_s=admission.max_prompt_work_s),
+            policy=Policy(admission.prefill_policy),
+            recovery_grace_s=admission.recovery_grace_s,
+            ttft_slo_s=slo.ttft_s,
+            cooperative=admission.cooperative_prefill == "on",
+            handoff_deadline_s=admission.handoff_deadline_s,
+        )
+        return rules.under(batching)
+
+    def under(self, batching: Batching) -> "Rules":
+        """Where a batch runs to its end, the next one gathers on the node, and is not late however long that takes."""
+        if batching is Batching.CONTINUOUS:
+            return self
+        return replace(self, limits=Limits(math.inf, math.inf), handoff_deadline_s=math.inf)
 
     @property
     def is_fcfs(self) -> bool:

@@ -12,17 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from pdserve.cluster.codec import Envelope
-from pdserve.cluster.config import Admission, Control, Slo
+from pdserve.cluster.config import Admission, Control, RouterBaseline, Slo
 from pdserve.cluster.endpoint import Endpoint, LinkId
 from pdserve.cluster.events import Received, Tick
 from pdserve.cluster.keys import ClusterKeys
 from pdserve.cluster.membership import Admitted, Doorway, Liveness, disagreement
 from pdserve.cluster.messages import Facts, Held, Hello, Refused, Role, Send, Welcome, WrongEpoch
-from pdserve.core.block_hash import BlockHasher
+from pdserve.core.batching import Batching
+from pdserve.core.block_hash import BlockHasher, root_of
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.logprobs import Logprobs
 from pdserve.core.sampling import SamplingParams
-from pdserve.core.turns import Policy
 from pdserve.router.dispatcher import Dispatcher
 from pdserve.router.events import (
     Action,
@@ -38,7 +38,6 @@ from pdserve.router.events import (
 from pdserve.router.generation import GenerationError, GenerationRequest, Progress
 from pdserve.router.metrics import RouterMetrics
 from pdserve.router.overview import overview
-from pdserve.router.placement import Limits
 from pdserve.router.record import Record, SampleRecord, Times
 from pdserve.router.rules import Rules
 
@@ -109,6 +108,7 @@ class RouterService:
         control: Control,
         admission: Admission,
         slo: Slo,
+        baseline: RouterBaseline,
         facts: Facts,
         max_model_len: int,
         keys: ClusterKeys | None = None,
@@ -120,16 +120,8 @@ class RouterService:
         self._slo = slo
         self._facts = facts
         self._max_model_len = max_model_len
-        rules = Rules(
-            max_attempts=admission.recovery_attempts,
-            limits=Limits(max_work_s=admission.max_prompt_work_s),
-            policy=Policy(admission.prefill_policy),
-            recovery_grace_s=admission.recovery_grace_s,
-            ttft_slo_s=slo.ttft_s,
-            cooperative=admission.cooperative_prefill == "on",
-            handoff_deadline_s=admission.handoff_deadline_s,
-        )
-        self._dispatcher = Dispatcher(rules)
+        self._root = root_of(baseline.prefix_cache)
+        self._dispatcher = Dispatcher(Rules.of(admission, slo, Batching(baseline.batching)))
         self._streams: dict[RequestId, TokenStream] = {}
         self._liveness = Liveness(control.heartbeat_s, control.node_lost_s)
         self._endpoint = Endpoint(self.epoch, self._on_frame, self._on_link_lost, keys=keys)
@@ -269,7 +261,7 @@ class RouterService:
 
     def _join(self, admitted: Admitted) -> None:
         hello = admitted.hello
-        hasher = BlockHasher(hello.facts.kv_fingerprint, hello.capacity.block_size)
+        hasher = BlockHasher(hello.facts.kv_fingerprint, hello.capacity.block_size, root=self._root)
         self._liveness.hear(admitted.node, time.monotonic())
         log.info(
             "%s joined as %s: %d KV blocks, %d tokens",

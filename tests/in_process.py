@@ -16,24 +16,28 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdserve.cluster.attempts import DEFAULT_LEASE_S
+from pdserve.cluster.config import DecodeBaseline
 from pdserve.cluster.events import Joined, Leave, LinkLost, LinkUp, Received, Tick
 from pdserve.cluster.membership import LATE_S
 from pdserve.cluster.memory import MemoryHub
 from pdserve.cluster.messages import Capacity, Link, Message, Peers, Role, Send
-from pdserve.core.block_hash import BlockHasher
+from pdserve.core.batching import Batching
+from pdserve.core.block_hash import BlockHasher, root_of
 from pdserve.core.cache_delta import BEGINNING
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.kv_spec import KVSpec
 from pdserve.core.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from pdserve.core.sampling import SamplingParams
 from pdserve.core.turns import Policy
-from pdserve.decode_node.chunk_budget import ChunkBudget
+from pdserve.decode_node.chunk_budget import chunk_budget
 from pdserve.decode_node.preemption import Mode
 from pdserve.decode_node.scheduler import DecodeScheduler, Limits
 from pdserve.decode_node.swap import SwapIn, SwapOut, SwappedIn, SwappedOut
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.checksum import block_checksum
+from pdserve.engine.chunking import chunking
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
+from pdserve.engine.planner import Planner
 from pdserve.engine.step import Draw, Row, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
 from pdserve.kvtransfer.copying import CheckBlocks, check_own, copy_and_verify, copy_out, take_and_verify
@@ -49,6 +53,7 @@ ROUTER = NodeId("router")
 TINY_SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=2, dtype="float32", block_size=4)
 VOCAB = 5000
 BEAT_S = 0.5
+MODERN = DecodeBaseline()
 # To dial and shake hands.
 DIAL_S = 0.001
 
@@ -196,7 +201,7 @@ class InProcessCluster:
     """num_prefill = 0 makes colocated nodes: decode nodes with the role `both`.
 
     Without `cooperative` every prompt is handed off, which is what most tests are about. With `is_remote`
-    decode nodes cannot map the pools of prefill nodes.
+    decode nodes cannot map the pools of prefill nodes. baseline: on every node that has such a setting, and the router.
     """
 
     def __init__(
@@ -221,11 +226,13 @@ class InProcessCluster:
         ttft_slo_s: float | None = None,
         tpot_slo_s: float | None = None,
         handoff_deadline_s: float = 2.0,
+        baseline: DecodeBaseline = MODERN,
+        max_model_len: int = 100_000,
     ):
         self.now = 0.0
         self.hub = hub or MemoryHub(latency_s=0.0001)
         self.timing = timing or Timing()
-        self.hasher = BlockHasher(b"f" * 32, spec.block_size)
+        self.hasher = BlockHasher(b"f" * 32, spec.block_size, root=root_of(baseline.prefix_cache))
         self.spec = spec
         rules = Rules(
             max_attempts=max_attempts,
@@ -234,7 +241,8 @@ class InProcessCluster:
             cooperative=cooperative,
             handoff_deadline_s=handoff_deadline_s,
         )
-        self.dispatcher = Dispatcher(rules)
+        batching = Batching(baseline.batching)
+        self.dispatcher = Dispatcher(rules.under(batching))
         self.nodes: dict[NodeId, SimNode] = {}
         self.outcomes: dict[RequestId, Outcome] = {}
         self.records: dict[RequestId, Record] = {}
@@ -245,10 +253,15 @@ class InProcessCluster:
         self._router_is_alive = True
         self._tpot_slo_s = tpot_slo_s
         self._way = (is_remote, bytes_per_s)
-        self._max_running = max_running
+        least_tokens = max_model_len if baseline.kv_allocation == "max-length" else 0
+        self._capacity = Capacity(
+            num_blocks, spec.block_size, max_model_len, max_running, spec.token_bytes, least_tokens
+        )
+        self._chunked_prefill = baseline.chunked_prefill
         self._num_starts = itertools.count(1)
         role = Role.DECODE if num_prefill else Role.BOTH
-        options = (num_blocks, max_step_tokens, Limits(max_running, num_swap_blocks, mode), policy, make_engine)
+        limits = Limits(max_running, num_swap_blocks, mode, batching, least_tokens)
+        options = (num_blocks, max_step_tokens, limits, policy, make_engine)
         self._start = lambda name, role: self._start_node(name, role, *options)
         for i in range(num_prefill):
             self._start(NodeId(f"P{i}"), Role.PREFILL)
@@ -387,17 +400,15 @@ class InProcessCluster:
                 ROUTER,
                 blocks,
                 self.spec.block_size,
-                max_step_tokens,
-                StepCost(),
+                Planner(policy, max_step_tokens, StepCost(), chunking(self._chunked_prefill)),
                 self.spec.payload_bytes,
-                policy,
             )
         else:
             machine = DecodeScheduler(
                 ROUTER,
                 blocks,
                 self.hasher,
-                ChunkBudget(max_step_tokens, StepCost()),
+                chunk_budget(self._chunked_prefill, max_step_tokens, StepCost()),
                 limits,
                 self.spec.payload_bytes,
                 policy,
@@ -424,10 +435,8 @@ class InProcessCluster:
         if not node.alive or node.is_known:
             return
         node.is_known = True
-        pool = node.machine.pool
-        capacity = Capacity(pool.num_blocks, self.spec.block_size, 100_000, self._max_running, self.spec.token_bytes)
         self._feed(node.name, Joined(DEFAULT_LEASE_S, self._tpot_slo_s))
-        joined = NodeJoined(node.name, node.role, node.epoch, capacity, f"mem://{node.name}", self.hasher)
+        joined = NodeJoined(node.name, node.role, node.epoch, self._capacity, f"mem://{node.name}", self.hasher)
         self._route(self.dispatcher.handle(joined, self.now))
         self._route(self.dispatcher.handle(Tick(), self.now))
 

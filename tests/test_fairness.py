@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pdserve.cluster.config import Admission, Control, Slo
+from pdserve.cluster.config import Admission, Control, RouterBaseline, Slo
 from pdserve.cluster.messages import Facts
 from pdserve.core.admission import MAX_PASSES
 from pdserve.core.ids import RequestId
@@ -53,7 +53,7 @@ async def test_a_request_that_can_never_fit_is_refused_before_it_waits_with_both
     cluster = InProcessCluster(num_blocks=NUM_BLOCKS)
     cluster.run(until=lambda: cluster.dispatcher.nodes.readiness()[0])
     facts = Facts("model", "tokenizer", "spec", b"kv", "float32", ("float32",))
-    service = RouterService(Control(), Admission(), Slo(), facts, 4096)
+    service = RouterService(Control(), Admission(), Slo(), RouterBaseline(), facts, 4096)
     service._dispatcher = cluster.dispatcher
     request = GenerationRequest([1] * num_prompt, SamplingParams(max_tokens=max_tokens), "r", time.monotonic())
     refused = None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.cluster.config import DecodeBaseline
 from pdserve.core.ids import NodeId
 from pdserve.decode_node.preemption import Mode
 from pdserve.decode_node.scheduler import DecodeScheduler
@@ -157,3 +158,35 @@ def test_min_tokens_holds_back_the_stop_id_and_ignored_ones_do_not_end(
     assert cluster.outcomes[plain].finish == "stop"
     assert stop not in cluster.outcomes[held].tokens[: first + 1]
     assert len(cluster.outcomes[held].tokens) > first + 1
+
+
+@SPLITS
+@pytest.mark.parametrize(
+    "baseline",
+    [
+        DecodeBaseline(batching="static"),
+        DecodeBaseline(chunked_prefill="off"),
+        DecodeBaseline(prefix_cache="off"),
+        DecodeBaseline(kv_allocation="max-length"),
+    ],
+    ids=["static", "whole", "alone", "longest"],
+)
+def test_what_the_present_way_is_compared_with_equals_transformers_too(
+    tiny_model: Path, oracle: GreedyOracle, num_prefill: int, is_remote: bool, baseline: DecodeBaseline
+):
+    cluster = make_cluster(
+        tiny_model,
+        num_prefill,
+        num_blocks=20,
+        max_step_tokens=24,
+        is_remote=is_remote,
+        baseline=baseline,
+        max_model_len=128,
+    )
+    lengths = (5, 16, 33, 47, 47, 64, 31, 17, 80)
+    prompts = [make_prompt(n, seed=n) for n in lengths]
+    answers = [3 + 7 * index % 40 for index in range(len(lengths))]
+    requests = [cluster.submit(prompt, length) for prompt, length in zip(prompts, answers, strict=True)]
+    cluster.run()
+    assert cluster.results(*requests) == [oracle(p, length) for p, length in zip(prompts, answers, strict=True)]
+    cluster.assert_drained()

@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pdserve.core.ids import RequestId
+from pdserve.core.batching import Batching
+from pdserve.core.ids import NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
 from pdserve.decode_node.job import MAX_YIELDS, Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.sequence import Sequence
+from pdserve.kvtransfer.pull import Pull
 
 
 @dataclass(slots=True)
@@ -53,3 +55,19 @@ def test_who_has_yielded_on_another_node_gets_blocks_before_those_that_came_earl
         reservations.wait(job, resumed=False)
     reservations.admit(0.0)
     assert [job.sequence.key for job in jobs.running()] == [2]
+
+
+def test_a_late_hand_off_does_not_break_into_a_static_batch():
+    jobs, pool = Jobs(), BlockPool(4)
+    reservations = Reservations(pool, jobs, max_running=100, batching=Batching.STATIC)
+    running, late = make_job(1), make_job(2)
+    jobs.add(running)
+    reservations.wait(running, resumed=False)
+    reservations.admit(0.0)
+    late.phase, late.pull, late.is_overdue = Phase.PULLING, Pull(late.sequence.request, 1, NodeId("P0")), True
+    jobs.add(late)
+    jobs.note_overdue(late)
+    reservations.wait(late, resumed=False)
+    assert reservations.make_room(1.0) == []
+    assert jobs.running() == [running]
+    assert reservations.is_waiting(late)

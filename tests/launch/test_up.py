@@ -4,6 +4,7 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,17 @@ def test_every_command_line_is_one_that_the_role_accepts(topology):
     for name, (role, *rest) in plan(topology, max_model_len="64", max_step_tokens="16", host="::1").items():
         loaded = load_config(CONFIGS[role], options([role, *rest]), environ={})
         assert name == "router" or loaded.config.name == name
+
+
+def test_older_ways_are_passed_on_to_whoever_has_them():
+    given = {"batching": "static", "prefix_cache": "off", "chunked_prefill": "off", "kv_allocation": "max-length"}
+    lines = plan(UpConfig(), **given)
+    for name, missing in (("router", 2), ("P0", 3), ("D0", 0)):
+        role, *rest = lines[name]
+        config = load_config(CONFIGS[role], options([role, *rest]), environ={}).config
+        passed = {item.name: given[item.name] for item in fields(config.baseline)}
+        assert asdict(config.baseline) == passed
+        assert len(passed) == len(given) - missing
 
 
 def test_a_value_that_looks_like_a_flag_stays_with_its_flag():

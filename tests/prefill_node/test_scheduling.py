@@ -12,6 +12,8 @@ from pdserve.core.ids import NodeId, RequestId
 from pdserve.core.sampling import SamplingParams
 from pdserve.core.turns import MAX_YIELD_S, Policy
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.chunking import CHUNKS, WHOLE_PROMPTS, Chunking
+from pdserve.engine.planner import Planner
 from pdserve.engine.step import Draw, RunStep, StepDone, StepPlan, StepResult
 from pdserve.engine.step_cost import StepCost
 from pdserve.prefill_node.scheduler import PrefillScheduler
@@ -26,9 +28,9 @@ SHORT = 100
 class Node:
     """A prefill node whose steps end when they are told to; requests are numbers, a step takes a second."""
 
-    def __init__(self, num_blocks: int = 8192, policy: Policy = Policy.SHORTEST):
+    def __init__(self, num_blocks: int = 8192, policy: Policy = Policy.SHORTEST, chunking: Chunking = CHUNKS):
         pool = BlockPool(num_blocks)
-        self.machine = PrefillScheduler(ROUTER, pool, BLOCK, CHUNK, StepCost(), 1, policy)
+        self.machine = PrefillScheduler(ROUTER, pool, BLOCK, Planner(policy, CHUNK, StepCost(), chunking), 1)
         self.now = 0.0
         self.plan: StepPlan | None = None
         self.steps: list[dict[int, int]] = []
@@ -198,3 +200,10 @@ def test_a_cancelled_prompt_leaves_line_and_step():
     assert node.plan is None
     assert node.machine.is_drained
     node.machine.check()
+
+
+def test_a_whole_prompt_is_a_step_of_its_own_and_shorter_ones_share_a_step_only_whole():
+    node = Node(policy=Policy.FCFS, chunking=WHOLE_PROMPTS)
+    for request, num_tokens in enumerate((LONG, SHORT, SHORT, SHORT)):
+        node.add(request, num_tokens)
+    assert [node.step(), node.step(), node.step()] == [{0: LONG}, {1: SHORT, 2: SHORT}, {3: SHORT}]

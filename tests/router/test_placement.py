@@ -1,13 +1,14 @@
 """Which nodes a request goes to."""
 
 import math
+from dataclasses import replace
 
 from pdserve.cluster.messages import Capacity, Gauges, Link, Peer, Role
 from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.ids import BlockHash, Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.sampling import SamplingParams
 from pdserve.router.placement import Limits, Node, Place, pick
-from pdserve.router.record import Plan, Record, Times
+from pdserve.router.record import Plan, Record, SampleRecord, Times
 
 BLOCK = 4
 TOKEN_BYTES = 64
@@ -28,6 +29,7 @@ def make_node(
     cached: tuple[BlockHash, ...] = (),
     num_free: int | None = None,
     bytes_per_s: float = 0.0,
+    least_tokens: int = 0,
 ) -> Node:
     """token_s None: it has not had its first beat. prompts: lengths of those it was given; a stream takes a block.
 
@@ -39,7 +41,7 @@ def make_node(
         NodeId(name),
         role,
         Peer(NodeId(name), Epoch(1, 1), f"mem://{name}"),
-        Capacity(num_blocks, BLOCK, 4096, max_running, TOKEN_BYTES),
+        Capacity(num_blocks, BLOCK, 4096, max_running, TOKEN_BYTES, least_tokens),
         links={NodeId(link): Link(NodeId(link), bytes_per_s=bytes_per_s) for link in links},
         doubted={NodeId(node) for node in doubted},
         gauges=gauges,
@@ -119,6 +121,24 @@ def test_a_decode_node_computes_the_prompt_when_the_line_elsewhere_takes_longer(
     p0 = prefill("P0", token_s=0.001, prompts=(150,))
     assert picked(p0, decode("D0", token_s=0.003)) == (None, "D0")
     assert picked(p0, decode("D0", token_s=0.005)) == ("P0", "D0")
+
+
+def test_a_decode_node_that_gives_each_request_the_longest_ones_blocks_has_room_for_fewer():
+    p0, at_once = prefill("P0", token_s=0.001, prompts=(150,)), {"num_blocks": 30, "least_tokens": 80}
+    one, two = (decode("D0", num_streams=num_streams, **at_once) for num_streams in (0, 1))
+    for node in (one, two):
+        node.streams = dict.fromkeys(node.streams, node.most_tokens(make_record()))
+    assert picked(p0, one) == (None, "D0")
+    assert picked(p0, two) == ("P0", "D0")
+    assert picked(p0, decode("D0", num_blocks=30, num_streams=1)) == (None, "D0")
+
+
+def test_samples_that_each_take_the_longest_ones_blocks_at_once_fit_fewer_nodes():
+    many = replace(make_record(), samples=[SampleRecord(index) for index in range(3)])
+    assert decode("D0").can_begin(many)
+    # Ten blocks that all share, and 30 of 40 for each.
+    assert decode("D0", least_tokens=160).can_begin(many)
+    assert not decode("D0", least_tokens=164).can_begin(many)
 
 
 def test_a_line_at_the_decode_node_counts_as_well():
