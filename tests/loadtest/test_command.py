@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from pdserve.loadtest.commands.command import add_arguments, main
-from pdserve.loadtest.mock.server import Behaviour, Fault, MockServer
+from pdserve.loadtest.mock.behaviour import Behaviour, Fault
+from pdserve.loadtest.mock.server import MockServer
 
 
 def parse(*words: str) -> argparse.Namespace:

@@ -8,7 +8,8 @@ import pytest
 
 from pdserve.loadtest.errors import OptionError, TargetError
 from pdserve.loadtest.measures.promise import Measure, Promise
-from pdserve.loadtest.mock.server import Behaviour, Fault, MockServer
+from pdserve.loadtest.mock.behaviour import Behaviour, Fault
+from pdserve.loadtest.mock.server import MockServer
 from pdserve.loadtest.report.progress import Progress
 from pdserve.loadtest.runner import run
 from pdserve.loadtest.workload.lengths import Span
@@ -79,6 +80,7 @@ async def test_max_concurrency_holds_requests_back_and_their_latency_counts_the_
         (Fault.SHORT, "short_output"),
         (Fault.ERROR_EVENT, "stream_error"),
         (Fault.BAD_JSON, "bad_event"),
+        (Fault.BAD_CHUNK, "bad_http"),
         (Fault.NO_FINISH, "missing_finish"),
         (Fault.NO_DONE, "missing_done"),
     ],
@@ -90,13 +92,27 @@ async def test_each_way_to_fail_is_told_apart(fault, error, api):
     assert report.summary.num_complete == 2
 
 
-async def test_a_stream_that_stalls_is_given_up_after_the_timeout():
-    report, _ = await run_against(Behaviour(fault=Fault.HANG), load=make_load(num_requests=1), timeout_s=0.2)
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.SILENT])
+async def test_a_server_that_stalls_is_given_up_after_the_timeout(fault):
+    report, _ = await run_against(Behaviour(fault=fault), load=make_load(num_requests=1), timeout_s=0.2)
     (record,) = report.records
     assert record.error == "timeout"
     assert "--timeout-s" in record.detail
     assert record.service_e2e_s >= 0.2
     assert report.summary.duration_s >= 0.2
+
+
+@pytest.mark.parametrize("fault", [Fault.SPLIT, Fault.UNALIGNED])
+@pytest.mark.parametrize("api", BOTH_APIS)
+async def test_where_the_server_cuts_its_writes_changes_nothing(fault, api):
+    report, server = await run_against(Behaviour(gap_s=0.002, fault=fault), api=api)
+    by_label = {received.request_id: received for received in server.received}
+    for record in report.records:
+        received = by_label[f"bench-0-{record.index}"]
+        assert record.is_complete
+        assert record.output_tokens == len(record.token_times_s) == 4
+        for read_s, written_at in zip(record.token_times_s, received.written_at, strict=True):
+            assert read_s - record.sent_s >= written_at - received.arrived_at
 
 
 async def test_tokens_merged_into_one_event_are_counted_and_kept_apart_from_gaps():
