@@ -27,7 +27,9 @@ from pdserve.loadtest.report.environment import describe_environment
 from pdserve.loadtest.report.progress import Progress
 from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.workload.load import Load, PromptFormat
+from pdserve.loadtest.workload.notes import describe_plan
 from pdserve.loadtest.workload.schedule import PlannedRequest, digest_schedule, plan_preflight, plan_requests
+from pdserve.loadtest.workload.tokenizer import choose_tokenizer
 from pdserve.loadtest.workload.trace import Trace
 
 Judge = Callable[[Record], bool]
@@ -54,12 +56,15 @@ async def run(
     be reached, does not serve the model or refuses the preflight, WorkerError for a client process that died.
     """
     load, target = config.load, config.target
-    schedule = plan_requests(load, target.api)
-    started_at = datetime.now(UTC)
     model = await find_model(target)
     _check_fits(load, target, model)
+    # In a thread: a long schedule takes seconds, and the tokenizer may be the server's.
+    tokenizer = await asyncio.to_thread(choose_tokenizer, load, target, model.name)
+    schedule = await asyncio.to_thread(plan_requests, load, target.api, tokenizer)
+    preflight = await asyncio.to_thread(plan_preflight, load, target.api, target.preflight, tokenizer)
     endpoint = await find_endpoint(target)
-    await _preflight(endpoint, load, target, model.name)
+    started_at = datetime.now(UTC)
+    await _preflight(endpoint, preflight, target, model.name)
     job = Job(
         endpoint,
         target.timeout_s,
@@ -87,6 +92,7 @@ async def run(
         summary=summarize(records, config.promises, lags_s),
         records=records,
         gauges=gauges.read(start),
+        notes=describe_plan(load, target.api, tokenizer, schedule),
     )
 
 
@@ -103,10 +109,10 @@ def _check_fits(load: Load, target: Target, model: ServedModel) -> None:
         )
 
 
-async def _preflight(endpoint: Endpoint, load: Load, target: Target, model: str) -> None:
+async def _preflight(endpoint: Endpoint, preflight: tuple[PlannedRequest, ...], target: Target, model: str) -> None:
     """Send the preflight requests one after the other, unmeasured; the first that fails ends the run."""
     tls = open_tls(endpoint)
-    for planned in plan_preflight(load, target.api, target.preflight):
+    for planned in preflight:
         payload = encode_request(target, model, planned, f"bench-preflight-{planned.index}")
         start = time.monotonic()
         answered = await exchange(endpoint, tls, planned.index, payload, target.timeout_s, start)
