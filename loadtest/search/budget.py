@@ -30,11 +30,15 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The next run of one server, and the seconds it is expected to take."""
+    """The next run of one server, and the seconds it is expected to take.
+
+    is_behind: another server already keeps a rate at which this one does not
+    """
 
     name: str
     ask: Ask
     cost_s: float
+    is_behind: bool = False
 
 
 def cost_of(ask: Ask, budget: Budget) -> float:
@@ -55,7 +59,7 @@ def rank(searches: dict[str, GoodputSearch], left_s: float, budget: Budget, runn
         cost_s = cost_of(ask, budget) + (0.0 if name == running else budget.switch_s)
         if cost_s <= left_s:
             is_behind = any(_is_behind(search, other, ask.share) for other in searches.values())
-            ranked.append((is_behind, -_num_open(search, ask.share) / cost_s, Choice(name, ask, cost_s)))
+            ranked.append((is_behind, -_num_open(search, ask.share) / cost_s, Choice(name, ask, cost_s, is_behind)))
     # By what they are worth; of equals the one named first.
     return [choice for _, _, choice in sorted(ranked, key=lambda entry: entry[:2])]
 

@@ -130,7 +130,7 @@ class GoodputSearch:
         return None
 
     def judge(self, ask: Ask, first_index: int, promises: Sequence[Promise]) -> Judge:
-        """Who may end the asked run early, once it is clear that its rate fails."""
+        """Who may end the asked run early, once it is clear on which side its rate is."""
         earlier = [run for run in self._runs if run.rate_per_s == ask.rate_per_s]
         return Judge(
             share=ask.share,
@@ -138,6 +138,7 @@ class GoodputSearch:
             num_requests=sum(run.num_requests for run in earlier),
             first_index=first_index,
             promises=tuple(promises),
+            step=self.config.step,
         )
 
     def bracket(self, share: float) -> Crossing | None:

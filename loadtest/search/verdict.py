@@ -100,12 +100,17 @@ def compare_servers(
     return Verdict(a.name, b.name, share, tuple(verdicts), tuple(shared))
 
 
+def highest_rate(side: Side, share: float) -> float:
+    """The highest rate at which a share keeps every promise, 0 where even the lowest one tried was too high."""
+    return cross(points_of(side.runs), share).rate
+
+
 def rank_servers(sides: Sequence[Side], promises: Sequence[str], share: float = 0.9) -> Ranking:
     """The verdicts on the best of at least two servers against each other one.
 
     With more than two the intervals are widened so that all of them hold at once (Bonferroni).
     """
-    rates = [cross(points_of(side.runs), share).rate for side in sides]
+    rates = [highest_rate(side, share) for side in sides]
     best = sides[int(np.argmax(rates))]
     others = [side for side in sides if side is not best]
     confidence = 1 - (1 - CONFIDENCE) / len(others)

@@ -55,15 +55,16 @@ def test_a_share_at_the_threshold_stays_open_however_many_requests_show_it():
 
 
 def make_judge(num_kept=0, num_requests=0, first_index=0, share=0.9):
-    return Judge(share, num_kept, num_requests, first_index, PROMISES)
+    """A step of a tenth: a promise of 1 s takes 10 s to break."""
+    return Judge(share, num_kept, num_requests, first_index, PROMISES, step=1.1)
 
 
-def slow(index, **others):
-    return make_record(index, token_times_s=(9.0,), **others)
+def slow(index, every_s=0.0, **others):
+    return make_record(index, index * every_s, token_times_s=(index * every_s + 9.0,), **others)
 
 
-def fast(index, **others):
-    return make_record(index, token_times_s=(0.5,), **others)
+def fast(index, every_s=0.0, **others):
+    return make_record(index, index * every_s, token_times_s=(index * every_s + 0.5,), **others)
 
 
 def test_a_run_that_clearly_fails_is_ended():
@@ -77,9 +78,24 @@ def test_a_run_is_not_ended_for_a_burst_at_its_beginning():
     assert not any(judge(slow(i)) for i in range(29))
 
 
-def test_a_run_is_never_ended_because_it_passes():
+def test_a_run_that_clearly_passes_is_ended_once_a_queue_would_have_shown():
+    answers = [judge(fast(i, every_s=0.125)) for judge in [make_judge()] for i in range(200)]
+    assert answers.index(True) == 80
+
+
+def test_a_run_is_not_ended_for_passing_before_there_are_enough_requests_to_say_so():
+    answers = [judge(fast(i, every_s=1.0)) for judge in [make_judge()] for i in range(200)]
+    assert answers.index(True) == 59
+
+
+def test_a_run_that_passes_is_not_ended_while_a_queue_may_still_grow():
     judge = make_judge()
-    assert not any(judge(fast(i)) for i in range(500))
+    assert not any(judge(fast(i, every_s=0.01)) for i in range(500))
+
+
+def test_a_run_whose_later_requests_break_their_promises_is_not_ended_for_passing():
+    judge = make_judge(num_kept=1000, num_requests=1000)
+    assert not any(judge(slow(i, 1.0) if i % 5 == 0 else fast(i, 1.0)) for i in range(100))
 
 
 def test_earlier_runs_at_the_rate_count():
