@@ -52,11 +52,11 @@ def to_json(report: Report) -> dict[str, Any]:
 
 
 def write_json(report: Report, path: Path) -> None:
-    """Write the report, all of it or nothing, with one request a line. Raises OSError."""
+    """Write the report, all of it or nothing, each part and each request on a line. Raises OSError."""
     content = to_json(report)
     requests = ",\n".join(json.dumps(request, allow_nan=False) for request in content.pop("requests"))
-    head = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}")
-    write_whole(path, f'{head},\n "requests": [\n{requests}\n]}}\n')
+    head = "".join(f'"{name}": {json.dumps(value, allow_nan=False)},\n' for name, value in content.items())
+    write_whole(path, f'{{{head}"requests": [\n{requests}\n]}}\n')
 
 
 def read_json(path: Path) -> Report:

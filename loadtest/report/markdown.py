@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
+from pdserve.loadtest.report.facts import describe_load, explain_invalid, gather_facts
 from pdserve.loadtest.report.json_file import write_whole
 from pdserve.loadtest.report.report import Report
-from pdserve.loadtest.report.tables import Table, describe_load, explain_invalid, gather_facts, gather_tables
+from pdserve.loadtest.report.tables import Table, gather_tables
 
 # What Markdown or the HTML within it could take for its own.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&])")
@@ -17,8 +18,8 @@ def format_markdown(report: Report) -> str:
     lines = [f"### {escape(report.model)} at {escape(target.url)}, {target.api}", ""]
     if invalid is not None:
         lines += [f"**{escape(invalid)}**", ""]
-    lines += [escape(describe_load(report)), ""]
-    lines += [f"- **{escape(fact.label)}**: {escape(fact.text)}" for fact in gather_facts(report)]
+    lines += [escape(describe_load(report.config.load)), ""]
+    lines += [f"- **{escape(fact.label)}**: {escape(fact.text)}" for fact in reversed(gather_facts(report))]
     for table in gather_tables(report):
         lines += ["", f"**{escape(table.title)}**", "", *format_table(table)]
     return "\n".join(lines) + "\n"

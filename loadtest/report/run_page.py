@@ -6,16 +6,11 @@ from pdserve.loadtest.measures.distribution import Distribution
 from pdserve.loadtest.measures.latencies import values_of
 from pdserve.loadtest.measures.promise import Measure
 from pdserve.loadtest.report.distribution_figures import draw_distribution
+from pdserve.loadtest.report.facts import describe_load, describe_promises, describe_rate, explain_invalid, gather_notes
 from pdserve.loadtest.report.figure import Figure
 from pdserve.loadtest.report.page import Card, Page, Section, write_html
 from pdserve.loadtest.report.report import Report
-from pdserve.loadtest.report.tables import (
-    describe_load,
-    describe_promises,
-    describe_rate,
-    explain_invalid,
-    gather_tables,
-)
+from pdserve.loadtest.report.tables import gather_tables
 from pdserve.loadtest.report.time_figure import draw_over_time
 from pdserve.loadtest.report.units import format_count, format_rate, format_seconds, format_share
 from pdserve.loadtest.workload.window import Window
@@ -37,13 +32,13 @@ def write_page(report: Report, path: Path) -> None:
 
 
 def make_page(report: Report) -> Page:
-    target = report.config.target
+    target, sent = report.config.target, describe_load(report.config.load)
     return Page(
         title=f"Load test of {report.model} {describe_rate(report.config.load)}",
-        subtitle=f"{describe_load(report)}. {target.url}, {target.api}, {report.started_at:%Y-%m-%d %H:%M} UTC.",
+        subtitle=f"{sent}. {target.url}, {target.api}, {report.started_at:%Y-%m-%d %H:%M} UTC.",
         warning=explain_invalid(report.summary) or "",
         cards=_make_cards(report),
-        notes=report.notes,
+        notes=gather_notes(report),
         sections=(
             Section("Latencies", figures=_draw_latencies(report)),
             Section("Over time", figures=(draw_over_time(report),)),

@@ -66,7 +66,7 @@ def _encode_float(value: float) -> float | str:
 _WRITERS: dict[type, Callable[[Any], Any]] = {
     Enum: lambda value: value.value,
     str: str,
-    datetime: lambda value: value.isoformat(timespec="seconds"),
+    datetime: lambda value: value.isoformat(),
     Path: str,
     tuple: lambda value: [encode(part) for part in value],
     list: lambda value: [encode(part) for part in value],

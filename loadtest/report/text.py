@@ -2,15 +2,9 @@
 
 import textwrap
 
+from pdserve.loadtest.report.facts import Fact, describe_load, explain_invalid, gather_facts
 from pdserve.loadtest.report.report import Report
-from pdserve.loadtest.report.tables import (
-    Fact,
-    Table,
-    describe_load,
-    explain_invalid,
-    gather_facts,
-    gather_tables,
-)
+from pdserve.loadtest.report.tables import Table, gather_tables
 
 WIDTH = 100
 _LABEL_WIDTH = 12
@@ -19,7 +13,7 @@ _CELL_WIDTH = 10
 
 def format_report(report: Report) -> str:
     target = report.config.target
-    lines = [*_wrap(f"{report.model} at {target.url}, {target.api}"), *_wrap(describe_load(report))]
+    lines = [*_wrap(f"{report.model} at {target.url}, {target.api}"), *_wrap(describe_load(report.config.load))]
     for table in gather_tables(report):
         lines += ["", *format_table(table)]
     lines.append("")
@@ -33,7 +27,7 @@ def format_report(report: Report) -> str:
 
 def format_table(table: Table) -> list[str]:
     """Lines of at most WIDTH columns: numbers to the right, a last column of words to the left and cut."""
-    cells = (table.header, *table.rows)
+    cells = ((table.header[0] or table.title, *table.header[1:]), *table.rows)
     widths = [max(len(row[column]) for row in cells) for column in range(len(table.header))]
     lines = []
     for row in cells:

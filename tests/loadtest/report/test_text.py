@@ -10,9 +10,9 @@ def test_the_table_says_what_failed_and_what_was_promised():
     table = format_report(make_report())
     assert "2 of 3; failed: 1 timeout" in table
     assert [line.split() for line in table.splitlines() if line.startswith("timeout")] == [
-        ["timeout", "1", "request", "2:", "no", "end"]
+        ["timeout", "timeout", "1", "1", "request", "2:", "no", "end"]
     ]
-    assert "ttft <= 1.00 s: kept by 33.3 % of all requests (broken: ttft 1)" in table
+    assert "ttft <= 1.00 s: kept by 33.3 % (95 % interval 6.1 % to 79.2 %) of all requests; broken: ttft" in table
     assert "INVALID" not in table
 
 
