@@ -1,26 +1,29 @@
-"""A finished run as Markdown, to paste into an issue or a page."""
+"""What is reported, as Markdown, to paste into an issue or a page."""
 
 import re
 from pathlib import Path
 
-from pdserve.loadtest.report.facts import describe_load, explain_invalid, gather_facts
+from pdserve.loadtest.report.document import Document, describe_run
 from pdserve.loadtest.report.json_file import write_whole
 from pdserve.loadtest.report.report import Report
-from pdserve.loadtest.report.tables import Table, gather_tables
+from pdserve.loadtest.report.tables import Table
 
 # What Markdown or the HTML within it could take for its own.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&])")
 
 
 def format_markdown(report: Report) -> str:
-    target = report.config.target
-    invalid = explain_invalid(report.summary)
-    lines = [f"### {escape(report.model)} at {escape(target.url)}, {target.api}", ""]
-    if invalid is not None:
-        lines += [f"**{escape(invalid)}**", ""]
-    lines += [escape(describe_load(report.config.load)), ""]
-    lines += [f"- **{escape(fact.label)}**: {escape(fact.text)}" for fact in reversed(gather_facts(report))]
-    for table in gather_tables(report):
+    return format_document(describe_run(report))
+
+
+def format_document(document: Document) -> str:
+    """What matters most first, where a page begins."""
+    lines = [f"### {escape(document.heading)}", ""]
+    if document.warning is not None:
+        lines += [f"**{escape(document.warning)}**", ""]
+    lines += [escape(document.lead), ""]
+    lines += [f"- **{escape(fact.label)}**: {escape(fact.text)}" for fact in reversed(document.facts)]
+    for table in document.tables:
         lines += ["", f"**{escape(table.title)}**", "", *format_table(table)]
     return "\n".join(lines) + "\n"
 

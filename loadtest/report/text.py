@@ -1,10 +1,11 @@
-"""A finished run on a terminal: the table that a run ends with, within 100 columns."""
+"""What is reported, on a terminal: the tables and sentences that a run ends with, within 100 columns."""
 
 import textwrap
 
-from pdserve.loadtest.report.facts import Fact, describe_load, explain_invalid, gather_facts
+from pdserve.loadtest.report.document import Document, describe_run
+from pdserve.loadtest.report.facts import Fact
 from pdserve.loadtest.report.report import Report
-from pdserve.loadtest.report.tables import Table, gather_tables
+from pdserve.loadtest.report.tables import Table
 
 WIDTH = 100
 _LABEL_WIDTH = 12
@@ -12,16 +13,19 @@ _CELL_WIDTH = 10
 
 
 def format_report(report: Report) -> str:
-    target = report.config.target
-    lines = [*_wrap(f"{report.model} at {target.url}, {target.api}"), *_wrap(describe_load(report.config.load))]
-    for table in gather_tables(report):
+    return format_document(describe_run(report))
+
+
+def format_document(document: Document) -> str:
+    """Tables first, what matters most last, where a terminal ends."""
+    lines = [*wrap(document.heading), *wrap(document.lead)]
+    for table in document.tables:
         lines += ["", *format_table(table)]
     lines.append("")
-    for fact in gather_facts(report):
-        lines += _format_fact(fact)
-    invalid = explain_invalid(report.summary)
-    if invalid is not None:
-        lines += ["", *_wrap(invalid)]
+    for fact in document.facts:
+        lines += format_fact(fact)
+    if document.warning is not None:
+        lines += ["", *wrap(document.warning)]
     return "\n".join(lines)
 
 
@@ -41,10 +45,10 @@ def format_table(table: Table) -> list[str]:
     return lines
 
 
-def _format_fact(fact: Fact) -> list[str]:
-    return _wrap(fact.label.ljust(_LABEL_WIDTH) + fact.text, " " * _LABEL_WIDTH)
+def format_fact(fact: Fact) -> list[str]:
+    return wrap(fact.label.ljust(_LABEL_WIDTH) + fact.text, " " * _LABEL_WIDTH)
 
 
-def _wrap(text: str, indent: str = "") -> list[str]:
+def wrap(text: str, indent: str = "") -> list[str]:
     """Lines of at most WIDTH columns; a word that is longer, such as a path, is broken."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, drop_whitespace=True)

@@ -28,12 +28,26 @@ async def test_a_run_prints_its_table_and_writes_its_json(tmp_path, capsys):
     async with MockServer() as server:
         code = await bench(server, "--slo", "ttft=3600,tpot=3600", "--seed", "3", "--json", str(path))
     assert code == 0
-    assert "kept by 100.0 % of all requests" in capsys.readouterr().out
+    assert "kept by 100.0 % (95" in capsys.readouterr().out
     content = json.loads(path.read_text())
     assert content["slo_attainment"] == 1.0
     assert content["goodput_per_s"] > 0
     assert content["config"]["load"]["seed"] == 3
     assert [request["output_tokens"] for request in content["requests"]] == [4, 4, 4, 4]
+
+
+async def test_a_run_writes_every_format_that_is_asked_for(tmp_path):
+    paths = {name: tmp_path / f"run.{name}" for name in ("json", "csv", "markdown", "html")}
+    async with MockServer() as server:
+        assert await bench(server, *(f"--{name}={path}" for name, path in paths.items())) == 0
+    begins = {name: path.read_text()[:12] for name, path in paths.items()}
+    assert begins == {"json": '{"schema": "', "csv": "index,intend", "markdown": "### mock at ", "html": "<!doctype ht"}
+
+
+def test_a_page_without_plotly_is_refused_before_the_run_naming_the_extra(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert main(parse("run", "--rate", "1", "--html", "x.html")) == 2
+    assert "the extra `report`" in capsys.readouterr().err
 
 
 async def test_too_many_failures_exit_with_1_and_the_first_reason(capsys):
@@ -79,6 +93,7 @@ async def test_a_server_that_is_gone_exits_with_2(capsys):
         ("--max-failed", "nan"),
         ("--json", "/"),
         ("--json", "/nowhere/at/all.json"),
+        ("--html", "/nowhere/at/all.html"),
     ],
 )
 def test_a_bad_flag_exits_with_2_before_anything_is_sent(flag, value, capsys):
