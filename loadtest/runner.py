@@ -10,17 +10,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
-from pdserve.loadtest.client.driver import Job, PreparedRequest
 from pdserve.loadtest.client.endpoint import Endpoint, find_endpoint, open_tls
 from pdserve.loadtest.client.exchange import Exchange
 from pdserve.loadtest.client.fleet import Launch, drive_fleet, worker_process
 from pdserve.loadtest.client.gauges import GaugeSampler
 from pdserve.loadtest.client.models import ServedModel, find_model
-from pdserve.loadtest.client.request import encode_request
+from pdserve.loadtest.client.request import encode_request, prepare_job
 from pdserve.loadtest.client.target import Api, Target
 from pdserve.loadtest.client.wire import exchange
 from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.errors import OptionError, TargetError
+from pdserve.loadtest.measures.harness import HarnessError
 from pdserve.loadtest.measures.record import Record, read_exchange
 from pdserve.loadtest.measures.summary import summarize
 from pdserve.loadtest.report.environment import describe_environment
@@ -43,6 +43,7 @@ async def run(
     config: BenchConfig,
     on_progress: Callable[[Progress], None] = ignore_progress,
     judge: Judge | None = None,
+    harness: HarnessError | None = None,
     launch: Launch = worker_process,
 ) -> Report:
     """Run one load test.
@@ -50,6 +51,7 @@ async def run(
     on_progress  called whenever a request is sent or ends
     judge        asked for each record as its request ends, some 50 ms later; True ends the run early: nothing more is
                  sent, and open requests are abandoned and are no records
+    harness      what a self-test just before found, for the report to quote
     launch       how client processes are started
 
     Raises OptionError for a load that cannot be made or does not fit the model, TargetError for a server that cannot
@@ -65,19 +67,7 @@ async def run(
     endpoint = await find_endpoint(target)
     started_at = datetime.now(UTC)
     await _preflight(endpoint, preflight, target, model.name)
-    job = Job(
-        endpoint,
-        target.timeout_s,
-        target.max_concurrency,
-        tuple(
-            PreparedRequest(
-                planned.index,
-                planned.at_s,
-                encode_request(target, model.name, planned, f"bench-{load.seed}-{planned.index}"),
-            )
-            for planned in schedule
-        ),
-    )
+    job = prepare_job(endpoint, target, model.name, schedule, f"bench-{load.seed}")
     reading = _Reading(schedule, on_progress, judge)
     gauges = GaugeSampler(target.url)
     async with _watched(gauges):
@@ -92,6 +82,7 @@ async def run(
         summary=summarize(records, config.promises, lags_s),
         records=records,
         gauges=gauges.read(start),
+        harness=harness,
         notes=describe_plan(load, target.api, tokenizer, schedule),
     )
 

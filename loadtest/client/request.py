@@ -1,11 +1,23 @@
 """The bytes of a request: made for the whole schedule before the run, so that sending is a write and nothing else."""
 
 import json
+from collections.abc import Iterable
 from urllib.parse import quote, urlsplit
 
+from pdserve.loadtest.client.driver import Job, PreparedRequest
+from pdserve.loadtest.client.endpoint import Endpoint
 from pdserve.loadtest.client.target import Target
 from pdserve.loadtest.workload.chat import Chat
 from pdserve.loadtest.workload.schedule import PlannedRequest
+
+
+def prepare_job(endpoint: Endpoint, target: Target, model: str, schedule: Iterable[PlannedRequest], label: str) -> Job:
+    """All requests of a schedule; each goes out as X-Request-Id `label-INDEX`."""
+    requests = (
+        PreparedRequest(planned.index, planned.at_s, encode_request(target, model, planned, f"{label}-{planned.index}"))
+        for planned in schedule
+    )
+    return Job(endpoint, target.timeout_s, target.max_concurrency, tuple(requests))
 
 
 def encode_request(target: Target, model: str, planned: PlannedRequest, label: str) -> bytes:

@@ -7,9 +7,12 @@ for requests that are not measured.
 """
 
 import asyncio
+import contextlib
 import re
+import socket
 import ssl
 import time
+from typing import cast
 
 from pdserve.loadtest.client.endpoint import Endpoint, connect
 from pdserve.loadtest.client.exchange import Exchange, Failure
@@ -52,6 +55,8 @@ async def exchange(
 async def _open(endpoint: Endpoint, tls: ssl.SSLContext | None, receiver: "_Receiver") -> None:
     connection = await connect(endpoint)
     try:
+        if tls is None:
+            receiver.send_ahead(connection)
         await asyncio.get_running_loop().create_connection(
             lambda: receiver, sock=connection, ssl=tls, server_hostname=endpoint.tls_name
         )
@@ -76,10 +81,15 @@ class _Receiver(asyncio.BufferedProtocol):
         self._is_chunked = False
         self._length: int | None = None  # of head and body together, where the head tells it
 
+    def send_ahead(self, connection: socket.socket) -> None:
+        """Send what the fresh connection takes, some turns of the loop before it has become a transport."""
+        with contextlib.suppress(BlockingIOError):
+            self._payload = self._payload[connection.send(self._payload) :]
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._payload)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        if self._payload:
+            self._transport.write(self._payload)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _read_buffer

@@ -7,12 +7,12 @@ import argparse
 import sys
 from types import ModuleType
 
-from pdserve.loadtest.commands import mock, replay, run
+from pdserve.loadtest.commands import mock, replay, run, selftest
 from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_NOT_MEASURED
 from pdserve.loadtest.commands.flags import OneScreen
 from pdserve.loadtest.errors import LoadtestError
 
-COMMANDS: dict[str, ModuleType] = {"run": run, "replay": replay, "mock": mock}
+COMMANDS: dict[str, ModuleType] = {"run": run, "replay": replay, "selftest": selftest, "mock": mock}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,11 @@
 """How `pdserve bench` commands end.
 
 OK: it is reported, also when it is marked INVALID. NOT_MEASURED: a bad flag, no server, another model.
+NOT_EXACT: a self-test above its limits.
 """
 
 EXIT_OK = 0
 EXIT_TOO_MANY_FAILED = 1
+EXIT_NOT_EXACT = 1
 EXIT_NOT_MEASURED = 2
 EXIT_INTERRUPTED = 130

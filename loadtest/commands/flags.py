@@ -10,6 +10,7 @@ import textwrap
 from pdserve.loadtest.client.target import Api, Target, parse_url, read_api_key
 from pdserve.loadtest.commands.load_flags import add_rare, read_load
 from pdserve.loadtest.config import BenchConfig
+from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.measures.promise import Promise, parse_promises
 from pdserve.loadtest.options import parse_count, parse_number
 
@@ -44,6 +45,17 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     # Client processes that share the requests: rarely more than one is needed.
     add_rare(parser, "--processes", "1", "N")
     add_rare(parser, "--max-failed", "0.05", "SHARE")
+
+
+def add_selftest(parser: argparse.ArgumentParser) -> None:
+    add_rare(parser, "--selftest", "on", "on|off")
+
+
+def read_selftest(args: argparse.Namespace) -> bool:
+    """Whether the harness measures its own errors first, for the report to quote; that takes a second or two."""
+    if args.selftest not in ("on", "off"):
+        raise OptionError(f"--selftest {args.selftest}: must be on or off")
+    return args.selftest == "on"
 
 
 def read_target(args: argparse.Namespace) -> Target:

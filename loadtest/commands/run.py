@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.exit_codes import EXIT_OK, EXIT_TOO_MANY_FAILED
-from pdserve.loadtest.commands.flags import add_rate, add_target, read_config
+from pdserve.loadtest.commands.flags import add_rate, add_selftest, add_target, read_config, read_selftest
 from pdserve.loadtest.commands.load_flags import add_load
 from pdserve.loadtest.commands.outputs import add_outputs, read_outputs
 from pdserve.loadtest.errors import OptionError
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rate(parser)
     add_load(parser)
     add_target(parser)
+    add_selftest(parser)
     add_outputs(parser)
 
 
@@ -34,19 +35,25 @@ def main(args: argparse.Namespace) -> int:
     if not 0 <= max_failed <= 1:
         raise OptionError(f"--max-failed {args.max_failed}: must be a share within 0 and 1")
     outputs = read_outputs(args)
+    tests_itself = read_selftest(args)
 
     # Not at the top: these load aiohttp and numpy, which help and other commands need not wait for.
     from pdserve.loadtest.report.progress import Progress, ProgressLine
     from pdserve.loadtest.report.text import format_report
     from pdserve.loadtest.runner import ignore_progress, run
+    from pdserve.loadtest.selftest import QUICK, measure
 
     line = ProgressLine(sys.stderr)
 
     def draw(progress: Progress) -> None:
         line.draw(progress, time.monotonic())
 
+    async def measure_run() -> "Report":
+        harness = await measure(QUICK, config.num_processes) if tests_itself else None
+        return await run(config, draw if sys.stderr.isatty() else ignore_progress, harness=harness)
+
     try:
-        report = asyncio.run(run(config, draw if sys.stderr.isatty() else ignore_progress))
+        report = asyncio.run(measure_run())
     finally:
         line.close()
     print(format_report(report))

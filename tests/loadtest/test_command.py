@@ -19,7 +19,18 @@ def parse(*words: str) -> argparse.Namespace:
 
 async def bench(server: MockServer, *words: str) -> int:
     """Run the command as users do, with its own event loop, beside the mock's."""
-    small = ("--rate", "inf", "--num-requests", "4", "--input-tokens", "8-12", "--output-tokens", "4")
+    small = (
+        "--rate",
+        "inf",
+        "--num-requests",
+        "4",
+        "--input-tokens",
+        "8-12",
+        "--output-tokens",
+        "4",
+        "--selftest",
+        "off",
+    )
     return await asyncio.to_thread(main, parse("run", "--url", server.url, *small, *words))
 
 
@@ -70,7 +81,7 @@ async def test_an_unknown_model_exits_with_2(capsys):
 async def test_a_server_that_is_gone_exits_with_2(capsys):
     async with MockServer() as server:
         url = server.url
-    assert await asyncio.to_thread(main, parse("run", "--url", url, "--rate", "1")) == 2
+    assert await asyncio.to_thread(main, parse("run", "--url", url, "--rate", "1", "--selftest", "off")) == 2
     assert f"--url {url}: cannot be reached" in capsys.readouterr().err
 
 
@@ -91,6 +102,7 @@ async def test_a_server_that_is_gone_exits_with_2(capsys):
         ("--max-concurrency", "0"),
         ("--max-failed", "2"),
         ("--max-failed", "nan"),
+        ("--selftest", "maybe"),
         ("--json", "/"),
         ("--json", "/nowhere/at/all.json"),
         ("--html", "/nowhere/at/all.html"),
@@ -117,7 +129,7 @@ async def test_a_mock_on_a_port_in_use_exits_with_2(capsys):
     assert f"--port {port}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "replay", "mock"])
+@pytest.mark.parametrize("command", ["run", "replay", "selftest", "mock"])
 def test_help_fits_one_screen(command, capsys):
     with pytest.raises(SystemExit):
         parse(command, "--help")
