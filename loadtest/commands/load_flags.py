@@ -6,13 +6,12 @@ must be fast.
 
 import argparse
 import math
-from dataclasses import replace
 
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_count, parse_number
 from pdserve.loadtest.workload.arrivals import Arrivals, Replay, Steps, parse_arrivals
 from pdserve.loadtest.workload.lengths import DrawnLengths, parse_span
-from pdserve.loadtest.workload.load import Load, PromptFormat, num_steady, parse_vocabulary
+from pdserve.loadtest.workload.load import Load, PromptFormat, num_steady, num_with_ramps, parse_vocabulary
 from pdserve.loadtest.workload.sharing import Conversations, SharedPrefix, parse_seconds
 from pdserve.loadtest.workload.trace import Trace
 
@@ -25,7 +24,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     """All but --rate, which a command that searches it does not have."""
     add = parser.add_argument
     add("--arrivals", metavar="P", help="poisson, constant, gamma:CV, steps:RATE@SECONDS,... (poisson)")
-    add("--num-requests", metavar="N", help="requests to measure (100; all of a trace or of the steps)")
+    add("--num-requests", metavar="N", help="requests to measure (100; all of a replayed trace or of the steps)")
     add("--input-tokens", metavar="A-B", help="prompt length, uniform, both included (256-768)")
     add("--output-tokens", metavar="A-B", help="exact output length, likewise (32-96)")
     add("--shared-prefix", metavar="N", help="a system prompt of N more tokens, one of --prefix-groups (1)")
@@ -53,12 +52,15 @@ def add_rare(parser: argparse.ArgumentParser, flag: str, default: str | None, me
 
 def read_load(args: argparse.Namespace, rate_text: str | None) -> Load:
     """The load of the flags; without a rate that of the trace or of the steps. Raises OptionError."""
-    trace = _read_trace(args)
-    arrivals = _read_arrivals(args, trace)
     ramp = parse_number("--ramp", "", args.ramp)
-    load = Load(
+    num_requests = None if args.num_requests is None else parse_count("--num-requests", args.num_requests)
+    trace = _read_trace(args)
+    if trace is not None and trace.has_times and num_requests is not None:
+        trace = trace.first(num_with_ramps(num_requests, ramp))
+    arrivals = _read_arrivals(args, trace)
+    return Load(
         rate_per_s=_read_rate(args, rate_text, arrivals),
-        num_requests=_read_num_requests(args, arrivals, ramp),
+        num_requests=_default_num_requests(arrivals, ramp) if num_requests is None else num_requests,
         lengths=_read_lengths(args) if trace is None else trace,
         arrivals=arrivals,
         seed=parse_count("--seed", args.seed),
@@ -69,7 +71,6 @@ def read_load(args: argparse.Namespace, rate_text: str | None) -> Load:
         prompt_format=_read_format(args.prompt_format),
         tokenizer=args.tokenizer,
     )
-    return load if trace is None or args.num_requests is None else _cut(load, trace)
 
 
 def _read_trace(args: argparse.Namespace) -> Trace | None:
@@ -117,24 +118,13 @@ def _read_rate(args: argparse.Namespace, text: str | None, arrivals: Arrivals) -
     return own
 
 
-def _read_num_requests(args: argparse.Namespace, arrivals: Arrivals, ramp: float) -> int:
-    if args.num_requests is not None:
-        return parse_count("--num-requests", args.num_requests)
+def _default_num_requests(arrivals: Arrivals, ramp: float) -> int:
     match arrivals:
         case Replay():
             return num_steady(len(arrivals.times_s), ramp)
         case Steps():
             return num_steady(max(1, round(arrivals.mean_requests)), ramp)
     return DEFAULT_NUM_REQUESTS
-
-
-def _cut(load: Load, trace: Trace) -> Load:
-    """The load with only those requests of the trace that it sends."""
-    if not trace.has_times:
-        trace.first(load.num_total)
-        return load
-    cut = trace.first(load.num_requests + 2 * round(load.ramp * load.num_requests))
-    return replace(load, lengths=cut, arrivals=cut.arrivals if isinstance(load.arrivals, Replay) else load.arrivals)
 
 
 def _read_lengths(args: argparse.Namespace) -> DrawnLengths:

@@ -11,15 +11,15 @@ from typing import Protocol
 import numpy as np
 
 from pdserve.loadtest.client.target import Api
+from pdserve.loadtest.workload.alphabet import ROUGH, Alphabet, choose_alphabet
 from pdserve.loadtest.workload.chat import Chat, Message
 from pdserve.loadtest.workload.load import Load, PromptFormat, Vocabulary
 from pdserve.loadtest.workload.parts import Part, Parts, join
 from pdserve.loadtest.workload.tokenizer import Tokenizer
-from pdserve.loadtest.workload.words import WORDS, single_token_words
 
 Prompt = tuple[int, ...] | str | Chat
 
-# A count is right at the first try where words are one token each; others get there in a few.
+# A count is right at the first try where units are one token each; others come near in a few.
 _MAX_CORRECTIONS = 8
 
 
@@ -34,9 +34,9 @@ class Form(Protocol):
 
 def choose_form(load: Load, api: Api, tokenizer: Tokenizer | None) -> Form:
     if api is Api.CHAT:
-        return _word_form(_write_chat, tokenizer)
+        return _text_form(_write_chat, tokenizer)
     if load.prompt_format is PromptFormat.TEXT:
-        return _word_form(_write_text, tokenizer)
+        return _text_form(_write_text, tokenizer)
     return IdForm(load.vocabulary)
 
 
@@ -54,51 +54,49 @@ class IdForm:
 
 
 @dataclass(frozen=True, slots=True)
-class WordForm:
-    """overhead: tokens of a prompt that are none of its words, of a single message."""
+class TextForm:
+    """overhead: tokens of a prompt of one message that are none of its units."""
 
-    words: tuple[str, ...]
-    assemble: Callable[[Parts, tuple[str, ...]], str | Chat]
+    alphabet: Alphabet
+    assemble: Callable[[Parts, Alphabet], str | Chat]
     tokenizer: Tokenizer | None
     overhead: int = 0
 
     @property
     def size(self) -> int:
-        return len(self.words)
+        return len(self.alphabet.units)
 
     def write(self, parts: Parts, num_tokens: int | None) -> tuple[Prompt, int]:
         if self.tokenizer is None:
-            return self.assemble(parts, self.words), sum(len(part.symbols) for part in parts)
+            return self.assemble(parts, self.alphabet), sum(len(part.symbols) for part in parts)
         if num_tokens is None:
-            prompt = self.assemble(parts, self.words)
+            prompt = self.assemble(parts, self.alphabet)
             return prompt, self.tokenizer.count(prompt)
-        missing = -self.overhead
+        parts = _lengthened(parts, -self.overhead)
         for _ in range(_MAX_CORRECTIONS):
-            parts = _lengthened(parts, missing)
-            prompt = self.assemble(parts, self.words)
+            prompt = self.assemble(parts, self.alphabet)
             found = self.tokenizer.count(prompt)
-            missing = num_tokens - found
-            if missing == 0 or (missing < 0 and len(parts[-1].symbols) == 1):
+            longer = _lengthened(parts, int((num_tokens - found) / self.alphabet.tokens_per_unit))
+            if len(longer[-1].symbols) == len(parts[-1].symbols):
                 break
+            parts = longer
         return prompt, found
 
 
-def _word_form(assemble: Callable[[Parts, tuple[str, ...]], str | Chat], tokenizer: Tokenizer | None) -> WordForm:
+def _text_form(assemble: Callable[[Parts, Alphabet], str | Chat], tokenizer: Tokenizer | None) -> TextForm:
     if tokenizer is None:
-        return WordForm(WORDS, assemble, None)
-    words = single_token_words(tokenizer.count)
-    one_word = assemble((Part("user", np.zeros(1, dtype=np.int64)),), words)
-    return WordForm(words, assemble, tokenizer, tokenizer.count(one_word) - 1)
+        return TextForm(ROUGH, assemble, None)
+    alphabet = choose_alphabet(tokenizer.count)
+    one_unit = assemble((Part("user", np.zeros(1, dtype=np.int64)),), alphabet)
+    return TextForm(alphabet, assemble, tokenizer, tokenizer.count(one_unit) - 1)
 
 
-def _write_text(parts: Parts, words: tuple[str, ...]) -> str:
-    return " ".join(words[symbol] for symbol in join([part.symbols for part in parts]).tolist())
+def _write_text(parts: Parts, alphabet: Alphabet) -> str:
+    return alphabet.write(join([part.symbols for part in parts]).tolist())
 
 
-def _write_chat(parts: Parts, words: tuple[str, ...]) -> Chat:
-    return Chat(
-        tuple(Message(part.role, " ".join(words[symbol] for symbol in part.symbols.tolist())) for part in parts)
-    )
+def _write_chat(parts: Parts, alphabet: Alphabet) -> Chat:
+    return Chat(tuple(Message(part.role, alphabet.write(part.symbols.tolist())) for part in parts))
 
 
 def _lengthened(parts: Parts, num_symbols: int) -> Parts:

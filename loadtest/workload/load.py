@@ -83,22 +83,28 @@ class Load:
             raise OptionError(f"--ramp {self.ramp}: must be within 0 and {MAX_RAMP:g}, a share of --num-requests")
         check_count("--num-requests", self.num_requests, 1, MAX_REQUESTS)
         check_count("--seed", self.seed, 0, 2**63 - 1)
-        if isinstance(self.lengths, Trace) and (self.shared_prefix is not None or self.conversations is not None):
-            raise OptionError(
-                f"--trace {self.lengths.name}: has its own prompts; no --shared-prefix or --turns with it"
-            )
+        if isinstance(self.lengths, Trace):
+            self._check_trace(self.lengths)
         if isinstance(self.arrivals, Replay):
             if self.conversations is not None:
                 raise OptionError("--turns: conversations need an arrival process, not a trace's times")
             check_count("--num-requests", self.num_requests, 1, len(self.arrivals.times_s))
         check_count("--input-tokens with what is shared", self.input_tokens.high, 1, MAX_TOKENS)
 
+    def _check_trace(self, trace: Trace) -> None:
+        if self.shared_prefix is not None or self.conversations is not None:
+            raise OptionError(f"--trace {trace.name}: its prompts are given; no --shared-prefix or --turns with it")
+        if self.num_total > len(trace.requests):
+            raise OptionError(
+                f"--num-requests: {self.num_total} with ramps, but {trace.name} has {len(trace.requests)}"
+            )
+
     @property
     def num_total(self) -> int:
         """All requests of a run, its ramps included."""
         if isinstance(self.arrivals, Replay):
             return len(self.arrivals.times_s)
-        return self.num_requests + 2 * round(self.ramp * self.num_requests)
+        return num_with_ramps(self.num_requests, self.ramp)
 
     @property
     def num_warm_up(self) -> int:
@@ -130,6 +136,10 @@ class Load:
         if isinstance(self.lengths, Trace):
             return max(request.input_tokens + request.output_tokens for request in self.lengths.requests)
         return self.input_tokens.high + self.output_tokens.high
+
+
+def num_with_ramps(num_requests: int, ramp: float) -> int:
+    return num_requests + 2 * round(ramp * num_requests)
 
 
 def num_steady(num_total: int, ramp: float) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_too_many_system_prompts_to_differ_are_refused():
 
 @pytest.mark.parametrize(("num_tokens", "num_groups"), [(0, 1), (5, 0), (10**7, 1)])
 def test_a_shared_prefix_out_of_limits_is_refused(num_tokens, num_groups):
-    with pytest.raises(OptionError, match="--shared-prefix|--prefix-groups"):
+    with pytest.raises(OptionError, match=r"--shared-prefix|--prefix-groups"):
         SharedPrefix(num_tokens, num_groups)
 
 
@@ -79,7 +80,7 @@ def test_a_turns_prompt_is_the_one_before_with_its_planned_answer_and_a_new_mess
     load = make_load(1.0, 100, conversations=TALKS, shared_prefix=shared)
     plan = plan_requests(load, Api.COMPLETIONS)
     for talk in by_conversation(plan).values():
-        for before, after in zip(talk, talk[1:], strict=False):
+        for before, after in pairwise(talk):
             assert after.prompt[: before.input_tokens] == before.prompt
             new = after.input_tokens - before.input_tokens - before.output_tokens
             assert load.lengths.input_tokens.low <= new <= load.lengths.input_tokens.high
@@ -104,7 +105,7 @@ def test_a_chats_turns_are_messages_of_both_sides():
 def test_a_text_goes_on_where_the_turn_before_ended():
     load = make_load(1.0, 40, conversations=TALKS, prompt_format=PromptFormat.TEXT)
     for talk in by_conversation(plan_requests(load, Api.COMPLETIONS)).values():
-        for before, after in zip(talk, talk[1:], strict=False):
+        for before, after in pairwise(talk):
             assert after.prompt.startswith(before.prompt + " ")
 
 

@@ -84,7 +84,7 @@ def test_a_cap_of_one_token_is_refused():
 
 def test_the_first_requests_can_be_taken_where_there_are_as_many():
     assert len(make_trace().first(3).requests) == 3
-    with pytest.raises(OptionError, match="--num-requests: 7 with ramps, but t.csv has 6"):
+    with pytest.raises(OptionError, match=r"--num-requests: 7 with ramps, but t\.csv has 6"):
         make_trace().first(7)
 
 
