@@ -1,14 +1,14 @@
 """How the latencies of a run are spread: one cumulative curve a measure. Pure functions of values; imports plotly."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
 from pdserve.loadtest.measures.distribution import percentile
-from pdserve.loadtest.report.figure import Figure, new_plot
-from pdserve.loadtest.report.palette import BLUE, LIMIT, translucent
-from pdserve.loadtest.report.units import format_count, format_seconds
+from pdserve.loadtest.report.figure import LEGEND_ABOVE, PERCENT, Figure, mark_limit, new_plot, percent, plain
+from pdserve.loadtest.report.palette import BLUE, line_of, translucent
+from pdserve.loadtest.report.units import format_count, format_seconds, format_share
 
 _HEIGHT = 290
 # A curve of more points looks the same and makes the page large.
@@ -16,6 +16,7 @@ _MAX_POINTS = 600
 # A tail longer than this many medians hides the body of the curve, unless the axis is logarithmic.
 _LOG_FROM = 12
 _MARKED = (50, 90, 99)
+_SHARES = (0, 25, 50, 75, 90, 100)
 _SMALLEST_S = 1e-5
 
 
@@ -31,20 +32,42 @@ def draw_distribution(
         return None
     plot = new_plot(_HEIGHT)
     times, shares = _curve(values)
-    text = [f"{share:.1%} within {format_seconds(time)}" for time, share in zip(times, shares, strict=True)]
+    text = [f"{format_share(share)} within {format_seconds(time)}" for time, share in zip(times, shares, strict=True)]
     plot.add_scatter(
-        x=times, y=shares, mode="lines", line={"color": BLUE, "width": 2.5, "shape": "hv"}, fill="tozeroy",
+        x=times, y=percent(shares), mode="lines", line={"color": BLUE, "width": 2.5, "shape": "hv"}, fill="tozeroy",
         fillcolor=translucent(BLUE, 0.08), text=text, hovertemplate="%{text}<extra></extra>", showlegend=False,
     )  # fmt: skip
     _mark_percentiles(plot, values)
-    if limit_s is not None:
-        _mark_limit(plot, limit_s)
     _set_axes(plot, values, limit_s)
     caption = f"Share of {format_count(values.size)} {counted} within a time. Longest: {format_seconds(values[-1])}."
     if limit_s is not None:
         kept = float(np.searchsorted(values, limit_s, side="right")) / values.size
-        caption += f" Within {format_seconds(limit_s)}: {kept:.1%}."
+        caption += f" Within {format_seconds(limit_s)}: {format_share(kept)}."
     return Figure(name, title, caption, plot)
+
+
+def draw_compared(
+    name: str, title: str, values_s: Mapping[str, Sequence[float]], limit_s: float | None
+) -> Figure | None:
+    """The curves of several servers in one plot, told apart as in rate_figure; None where none has values."""
+    sorted_values = {server: np.sort(np.asarray(values, dtype=np.float64)) for server, values in values_s.items()}
+    if not any(values.size for values in sorted_values.values()):
+        return None
+    plot = new_plot(_HEIGHT + 30)
+    # Above what is written at the promise.
+    plot.update_layout(margin={"t": 66}, legend={**LEGEND_ABOVE, "y": 1.11})
+    for place, (server, values) in enumerate(sorted_values.items()):
+        if values.size:
+            times, shares = _curve(values)
+            label, pairs = plain(server), zip(times, shares, strict=True)
+            plot.add_scatter(
+                x=times, y=percent(shares), mode="lines", name=label,
+                text=[f"{label}: {format_share(share)} within {format_seconds(time)}" for time, share in pairs],
+                line={**line_of(place), "shape": "hv"},
+                hovertemplate="%{text}<extra></extra>",
+            )  # fmt: skip
+    _set_axes(plot, np.sort(np.concatenate(list(sorted_values.values()))), limit_s)
+    return Figure(name, title, "Share of requests within a time.", plot)
 
 
 def _curve(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -58,13 +81,13 @@ def _curve(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mark_percentiles(plot: go.Figure, values: np.ndarray) -> None:
-    times = [percentile(values, percent) for percent in _MARKED]
+    times = [percentile(values, marked) for marked in _MARKED]
     plot.add_scatter(
         x=times,
-        y=[percent / 100 for percent in _MARKED],
+        y=_MARKED,
         mode="markers+text",
         marker={"color": BLUE, "size": 9, "line": {"color": "#ffffff", "width": 1.5}},
-        text=[f"p{percent} {format_seconds(time)}" for percent, time in zip(_MARKED, times, strict=True)],
+        text=[f"p{marked} {format_seconds(time)}" for marked, time in zip(_MARKED, times, strict=True)],
         # Below and to the right of a rising curve there is always room.
         textposition="bottom right",
         cliponaxis=False,
@@ -73,18 +96,12 @@ def _mark_percentiles(plot: go.Figure, values: np.ndarray) -> None:
     )
 
 
-def _mark_limit(plot: go.Figure, limit_s: float) -> None:
-    plot.add_vline(
-        x=limit_s, line={"color": LIMIT, "width": 2, "dash": "dash"},
-        annotation={"text": f"promise {format_seconds(limit_s)}", "font": {"color": LIMIT}, "yref": "paper", "y": 1.0,
-                    "yanchor": "bottom", "xanchor": "center", "showarrow": False},
-    )  # fmt: skip
-
-
 def _set_axes(plot: go.Figure, values: np.ndarray, limit_s: float | None) -> None:
     longest = max(float(values[-1]), limit_s or 0.0, _SMALLEST_S)
     is_log = longest > _LOG_FROM * max(percentile(values, 50), _SMALLEST_S)
-    plot.update_yaxes(range=[0, 1.04], tickformat=".0%", tickvals=[0, 0.25, 0.5, 0.75, 0.9, 1], fixedrange=True)
+    if limit_s is not None:
+        mark_limit(plot, limit_s, f"promise {format_seconds(limit_s)}", is_log)
+    plot.update_yaxes(range=[0, 104], tickvals=_SHARES, ticktext=[f"{share} %" for share in _SHARES], **PERCENT)
     if not is_log:
         # To the right of p99 its label needs room.
         high = max(longest * 1.03, percentile(values, 99) * 1.28)

@@ -17,7 +17,7 @@ from pdserve.loadtest.report.tables import Table, gather_tables
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """heading: what was measured; lead: with which load. facts: the most important last. warning: None or a sentence."""
+    """heading: what was measured; lead: with which load. facts: what matters most last. warning: None or a sentence."""
 
     heading: str
     lead: str

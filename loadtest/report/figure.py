@@ -4,9 +4,18 @@ Colours of text, grid and ground are the page's own (page.js): they follow the r
 """
 
 import html
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import plotly.graph_objects as go
+
+from pdserve.loadtest.report.palette import LIMIT
+
+LEGEND_ABOVE = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+# Of an axis of shares; numbers and units are set apart everywhere.
+PERCENT = {"ticksuffix": " %", "fixedrange": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,18 @@ def new_plot(height: int) -> go.Figure:
     )
 
 
-LEGEND_ABOVE = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+def percent(shares: Sequence[float] | np.ndarray) -> list[float]:
+    """Shares as an axis with `PERCENT` takes them."""
+    return [100 * float(share) for share in shares]
+
+
+def mark_limit(plot: go.Figure, limit: float, text: str, is_log: bool) -> None:
+    """A line from bottom to top where a promise ends, with its words above; is_log: of the x axis."""
+    plot.add_vline(x=limit, line={"color": LIMIT, "width": 2, "dash": "dash"})
+    plot.add_annotation(
+        text=text, font={"color": LIMIT}, showarrow=False,
+        x=math.log10(limit) if is_log else limit, xanchor="center", y=1, yref="y domain", yanchor="bottom",
+    )  # fmt: skip
 
 
 def plain(text: str) -> str:

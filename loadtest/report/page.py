@@ -80,7 +80,7 @@ def render(page: Page) -> str:
 
 def _as_script(figures: Sequence[Figure]) -> Markup:
     """The figures as JSON that may stand in a script element: nothing in it can end the element."""
-    parts = ",".join(f'"{figure.name}":{figure.plot.to_json(validate=False)}' for figure in figures)
+    parts = ",".join(f"{json.dumps(figure.name)}:{figure.plot.to_json(validate=False)}" for figure in figures)
     return Markup("{" + parts.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026") + "}")
 
 

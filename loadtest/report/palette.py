@@ -29,6 +29,11 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 LIMIT = PURPLE
 
 
+def line_of(place: int) -> dict[str, str | float]:
+    """How the line of a server looks, by its place among the others."""
+    return {"color": SERIES[place % len(SERIES)], "dash": DASHES[place % len(DASHES)], "width": 2.5}
+
+
 def translucent(colour: str, share: float) -> str:
     """A colour for areas, that grid and lines shine through."""
     return f"{colour}{round(255 * share):02x}"

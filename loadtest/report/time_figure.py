@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from pdserve.loadtest.client.gauges import GaugeSample
 from pdserve.loadtest.measures.rates import steady_span
 from pdserve.loadtest.measures.record import Record
-from pdserve.loadtest.report.figure import Figure, new_plot, plain
+from pdserve.loadtest.report.figure import Figure, new_plot, percent, plain
 from pdserve.loadtest.report.lanes import Kind, Lane, Span, gather_lanes
 from pdserve.loadtest.report.palette import BLUE, DASHES, GREEN, GREY, OCHRE, PURPLE, VERMILION, translucent
 from pdserve.loadtest.report.report import Report
@@ -164,8 +164,8 @@ def _draw_kv(gauges: Sequence[GaugeSample]) -> _Row:
                 (s.at_s, node.kv_use) for s in gauges for node in s.nodes if (node.role, node.node) == (role, name)
             ]
             times, uses = zip(*points, strict=True)
-            traces.append(_line(f"{name}, {role}", times, uses, _ROLES.get(role, OCHRE), dash, "%{y:.1%}"))
-    return _Row("KV memory in use", _ROW_PX, "share of the pool", ".0%", tuple(traces))
+            traces.append(_line(f"{name}, {role}", times, percent(uses), _ROLES.get(role, OCHRE), dash, "%{y:.1f} %"))
+    return _Row("KV memory in use", _ROW_PX, "% of the pool", ",", tuple(traces))
 
 
 def _roles_of(gauges: Sequence[GaugeSample]) -> list[str]:

@@ -27,6 +27,13 @@ def format_rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
+def format_rates(low: float, high: float) -> str:
+    """An interval of rates, 0 and infinity being the ends that nothing bounds."""
+    if math.isinf(high):
+        return f"{format_rate(low)} and more" if low > 0 else "not known"
+    return f"{format_rate(low)} to {format_rate(high)}" if low > 0 else f"up to {format_rate(high)}"
+
+
 def format_count(value: int) -> str:
     return f"{value:,}"
 

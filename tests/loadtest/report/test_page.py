@@ -1,53 +1,20 @@
 """The page of a run: what stands on it, that it needs nothing from outside, and that no words of a server run on it."""
 
-import html.parser
-import json
-import re
-
 import pytest
 
 from pdserve.loadtest.client.gauges import GaugeSample, NodeSample
 from pdserve.loadtest.report.page import render
 from pdserve.loadtest.report.run_page import make_page
+from tests.loadtest.report.pages import HOSTILE, Elements, figures_of, trace_names
 from tests.loadtest.report.runs import MIXED, make_report
 from tests.loadtest.samples import make_record
 
-HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>&quot;'"""
 GAUGES = tuple(
     GaugeSample(
         float(at), 1, (NodeSample("P0", "prefill", 1, 2, 300, 10, 20, 30, 4), NodeSample("D0", "decode", *[1] * 7))
     )
     for at in range(4)
 )
-
-
-class Elements(html.parser.HTMLParser):
-    """The elements of a page with their attributes, and its scripts apart."""
-
-    def __init__(self, text: str):
-        super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        if self.elements and self.elements[-1][0] not in ("script", "style"):
-            self.words += data
-
-    def of(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-
-def figures_of(text: str) -> dict:
-    """The figures that the page draws, as plotly gets them."""
-    return json.loads(re.search(r"^const FIGURES = (.*);$", text, re.MULTILINE)[1])
-
-
-def trace_names(figure: dict) -> set[str]:
-    return {trace["name"] for trace in figure["data"] if "name" in trace}
 
 
 @pytest.fixture(scope="module")

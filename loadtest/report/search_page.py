@@ -1,0 +1,113 @@
+"""The page of a sweep, a goodput search or an A/B: the verdict, the curves of all servers, their runs, tables.
+
+Called by the commands with what they have found; imports plotly.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdserve.loadtest.measures.latencies import values_of
+from pdserve.loadtest.measures.promise import Measure, Promise
+from pdserve.loadtest.measures.record import Record
+from pdserve.loadtest.report.distribution_figures import draw_compared
+from pdserve.loadtest.report.document import Document
+from pdserve.loadtest.report.facts import describe_attainment, describe_promises
+from pdserve.loadtest.report.figure import Figure
+from pdserve.loadtest.report.page import Card, Page, Section
+from pdserve.loadtest.report.rate_figure import Curve, draw_attainment, draw_rates
+from pdserve.loadtest.report.report import Report
+from pdserve.loadtest.report.tables import MISSING
+from pdserve.loadtest.report.time_figure import draw_over_time
+from pdserve.loadtest.report.units import format_rate, format_rates
+from pdserve.loadtest.search.answer import GoodputResult
+from pdserve.loadtest.workload.window import Window
+
+_COMPARED = (
+    ("ttft", "Time to first token", Measure.TTFT),
+    ("second", "Time to second token", Measure.SECOND),
+    ("tpot", "Time per output token", Measure.TPOT),
+    ("max_gap", "Longest gap of a request", Measure.GAP),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """One server and what was found of it. shown: a run to look at closer, such as one at the highest rate kept."""
+
+    name: str
+    result: GoodputResult
+    shown: Report | None = None
+
+
+def make_search_page(
+    document: Document, servers: Sequence[Searched], promises: tuple[Promise, ...], share: float, verdict: str = ""
+) -> Page:
+    """The page.
+
+    document  its heading, lead, facts and tables, as on a terminal
+    share     of requests that must keep every promise
+    verdict   what came of it, above everything else
+    """
+    curves = [Curve(server.name, server.result) for server in servers]
+    figures = (draw_attainment(curves, share), draw_rates(curves, share))
+    sections = [
+        Section("Promises kept over rate", figures=tuple(figure for figure in figures if figure is not None)),
+        _compare_runs(servers, promises),
+        *(_look_closer(server, place) for place, server in enumerate(servers)),
+        Section("Numbers", tables=document.tables),
+    ]
+    return Page(
+        title=document.heading,
+        subtitle=document.lead,
+        warning=document.warning or "",
+        verdict=verdict,
+        cards=tuple(_make_card(server, share) for server in servers),
+        notes=tuple(f"{fact.label}: {fact.text}" if fact.label else fact.text for fact in document.facts),
+        sections=tuple(section for section in sections if section.figures or section.tables),
+    )
+
+
+def _make_card(server: Searched, share: float) -> Card:
+    kept = f"{100 * share:g} % kept every promise"
+    rate = next((rate for rate in server.result.rates if math.isclose(rate.share, share)), None)
+    if rate is None:
+        return Card(server.name, MISSING, f"not searched for where {kept}")
+    if rate.rate_per_s is None:
+        return Card(server.name, MISSING, rate.reason or "")
+    detail = f"{kept}; 95 % interval {format_rates(rate.interval.low, rate.interval.high)}"
+    return Card(
+        server.name,
+        f"{format_rate(rate.rate_per_s)} /s",
+        detail if rate.reason is None else f"{detail}; {rate.reason}",
+    )
+
+
+def _compare_runs(servers: Sequence[Searched], promises: tuple[Promise, ...]) -> Section:
+    """The latencies of the runs that are shown, in common plots."""
+    limits = {promise.measure: promise.limit_s for promise in promises}
+    shown = {server.name: server.shown for server in servers if server.shown is not None}
+    figures: list[Figure | None] = []
+    for name, title, measure in _COMPARED:
+        values = {server: list(values_of(name, _judged(report))) for server, report in shown.items()}
+        figures.append(draw_compared(f"compared-{name}", title, values, limits.get(measure)))
+    rates = ", ".join(f"{name} at {format_rate(run.config.load.rate_per_s)}/s" for name, run in shown.items())
+    return Section(
+        "Latencies", figures=tuple(figure for figure in figures if figure is not None), text=f"One run each: {rates}."
+    )
+
+
+def _judged(report: Report) -> list[Record]:
+    return [record for record in report.records if record.is_complete and record.window is Window.STEADY]
+
+
+def _look_closer(server: Searched, place: int) -> Section:
+    report = server.shown
+    if report is None:
+        return Section("")
+    figure = draw_over_time(report)
+    return Section(
+        f"{server.name} at {format_rate(report.config.load.rate_per_s)} requests a second",
+        figures=(Figure(f"{figure.name}-{place}", figure.title, figure.caption, figure.plot, is_wide=True),),
+        text=f"{describe_promises(report.config.promises)}: kept by {describe_attainment(report.summary)}.",
+    )
