@@ -7,12 +7,19 @@ import argparse
 import sys
 from types import ModuleType
 
-from pdserve.loadtest.commands import mock, replay, run, selftest
+from pdserve.loadtest.commands import goodput, mock, replay, run, selftest, sweep
 from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_NOT_MEASURED
 from pdserve.loadtest.commands.flags import OneScreen
 from pdserve.loadtest.errors import LoadtestError
 
-COMMANDS: dict[str, ModuleType] = {"run": run, "replay": replay, "selftest": selftest, "mock": mock}
+COMMANDS: dict[str, ModuleType] = {
+    "run": run,
+    "sweep": sweep,
+    "goodput": goodput,
+    "replay": replay,
+    "selftest": selftest,
+    "mock": mock,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -44,7 +44,6 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     add_rare(parser, "--max-concurrency", "none", "N")
     # Client processes that share the requests: rarely more than one is needed.
     add_rare(parser, "--processes", "1", "N")
-    add_rare(parser, "--max-failed", "0.05", "SHARE")
 
 
 def add_selftest(parser: argparse.ArgumentParser) -> None:

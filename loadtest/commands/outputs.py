@@ -7,7 +7,7 @@ import argparse
 import functools
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ class Outputs:
         writers = {"json": write_json, "csv": write_csv, "markdown": write_markdown, "html": _write_page}
         self.write_with({name: functools.partial(write, report) for name, write in writers.items()})
 
-    def write_with(self, writers: dict[str, Callable[[Path], None]]) -> None:
+    def write_with(self, writers: Mapping[str, Callable[[Path], None]]) -> None:
         """Write each format that was asked for with its writer. Raises OptionError naming the flag."""
         for name, path in self.paths.items():
             try:
@@ -51,6 +51,13 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     add("--html", metavar="FILE", help=argparse.SUPPRESS)
     add("--csv", metavar="FILE", help=argparse.SUPPRESS)
     add("--markdown", metavar="FILE", help=argparse.SUPPRESS)
+
+
+def add_document_outputs(parser: argparse.ArgumentParser) -> None:
+    """For commands whose result is a document of sentences and tables."""
+    parser.add_argument("--json", metavar="FILE", help="write the result with all of its runs there; also --markdown")
+    parser.add_argument("--markdown", metavar="FILE", help=argparse.SUPPRESS)
+    parser.set_defaults(html=None, csv=None)
 
 
 def read_outputs(args: argparse.Namespace) -> Outputs:

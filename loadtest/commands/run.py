@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.exit_codes import EXIT_OK, EXIT_TOO_MANY_FAILED
 from pdserve.loadtest.commands.flags import add_rate, add_selftest, add_target, read_config, read_selftest
-from pdserve.loadtest.commands.load_flags import add_load
+from pdserve.loadtest.commands.load_flags import add_load, add_rare
 from pdserve.loadtest.commands.outputs import add_outputs, read_outputs
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_number
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rate(parser)
     add_load(parser)
     add_target(parser)
+    add_rare(parser, "--max-failed", "0.05", "SHARE")
     add_selftest(parser)
     add_outputs(parser)
 

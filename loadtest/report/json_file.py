@@ -61,17 +61,24 @@ def write_json(report: Report, path: Path) -> None:
 
 def read_json(path: Path) -> Report:
     """The report that `write_json` wrote. Raises ReportError naming the file and the first thing wrong with it."""
+    content = read_content(path)
+    try:
+        return from_json(content)
+    except ReportError as error:
+        raise ReportError(f"{path}: {error}") from None
+
+
+def read_content(path: Path) -> Any:
+    """The JSON of a file. Raises ReportError naming the file."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ReportError(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) > _MAX_FILE_BYTES:
-        raise ReportError(f"{path}: has more than {_MAX_FILE_BYTES} bytes, which no run of ours writes")
+        raise ReportError(f"{path}: has more than {_MAX_FILE_BYTES} bytes, which no report of ours has")
     try:
-        return from_json(parse_json(content))
-    except ReportError as error:
-        raise ReportError(f"{path}: {error}") from None
+        return parse_json(content)
     except ValueError as error:
         raise ReportError(f"{path}: is not JSON: {error}") from None
 

@@ -30,7 +30,12 @@ def format_document(document: Document) -> str:
 
 def write_markdown(report: Report, path: Path) -> None:
     """Raises OSError; the file is there in full or as it was before."""
-    write_whole(path, format_markdown(report))
+    write_document(describe_run(report), path)
+
+
+def write_document(document: Document, path: Path) -> None:
+    """Raises OSError, likewise."""
+    write_whole(path, format_document(document))
 
 
 def format_table(table: Table) -> list[str]:

@@ -27,9 +27,11 @@ from pdserve.loadtest.search.attainment import Crossing, Point, cross, points_of
 from pdserve.loadtest.search.judge import Judge
 from pdserve.loadtest.search.runs import Run
 from pdserve.loadtest.search.sequential import Decision, decide
+from pdserve.loadtest.workload.load import MAX_RATE_PER_S, MIN_RATE_PER_S
 
-# How much further out than the last rate one looks for a bound.
+# How much further out than the last rate one looks for a bound, and how near to the answer one should be.
 _BOUND_STEPS = 2
+_NEAR_STEPS = 4
 # Digits that a rate is written with: enough to tell steps apart, few enough to be read.
 _DIGITS = 4
 
@@ -57,8 +59,10 @@ class GoodputConfig:
     max_runs: int = 60
 
     def __post_init__(self) -> None:
-        if not (self.start_rate_per_s > 0 and math.isfinite(self.start_rate_per_s)):
-            raise OptionError(f"--rate {self.start_rate_per_s}: the search starts at a number above 0")
+        if not MIN_RATE_PER_S <= self.start_rate_per_s <= MAX_RATE_PER_S:
+            raise OptionError(
+                f"--rate {self.start_rate_per_s}: the search starts within {MIN_RATE_PER_S} and {MAX_RATE_PER_S:.0f}"
+            )
         for share in self.shares:
             if not 0.5 <= share < 1:
                 raise OptionError(f"--shares {share}: must be within 0.5 and 1, 1 not included")
@@ -73,20 +77,28 @@ class GoodputConfig:
         return max(1, round(math.log(2) / math.log(self.step)))
 
     @property
-    def last_place(self) -> int:
-        """Places of the grid go from minus this to this."""
-        return self.max_doublings * self.steps_per_doubling
+    def places(self) -> range:
+        """The places of the grid, the start's being 0, whose rates a load can have."""
+        most = self.max_doublings * self.steps_per_doubling
+        down = math.floor(math.log(self.start_rate_per_s / MIN_RATE_PER_S) / math.log(self.step))
+        up = math.floor(math.log(MAX_RATE_PER_S / self.start_rate_per_s) / math.log(self.step))
+        return range(-min(most, down), min(most, up) + 1)
 
     def rate_at(self, place: int) -> float:
         return float(f"{self.start_rate_per_s * self.step**place:.{_DIGITS}g}")
 
     def num_seeds_for(self, share: float) -> int:
+        """Runs at a rate that have enough requests for a share, when none of them ends early."""
         return max(self.num_seeds, math.ceil(num_needed(share) / self.num_requests))
+
+    def most_seeds_for(self, share: float) -> int:
+        """Runs at a rate at most: some may have ended early, clear for a lower share but not for this one."""
+        return 2 * self.num_seeds_for(share)
 
     def seed_at(self, place: int, run: int) -> int:
         """Of the run-th run at a place: no other place has it."""
-        most = max(self.num_seeds_for(share) for share in self.shares)
-        return self.first_seed + most * (place % (2 * self.last_place + 1)) + run
+        most = max(self.most_seeds_for(share) for share in self.shares)
+        return self.first_seed + most * (place % len(self.places)) + run
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +116,7 @@ class GoodputSearch:
 
     def __init__(self, config: GoodputConfig):
         self.config = config
-        self._places = {config.rate_at(place): place for place in range(-config.last_place, config.last_place + 1)}
+        self._places = {config.rate_at(place): place for place in config.places}
         self._runs: list[Run] = []
         self._points: dict[int, Point] = {}
 
@@ -168,13 +180,14 @@ class GoodputSearch:
         crossing = self.bracket(share)
         if crossing is None:
             return 0
-        last, doubling = self.config.last_place, self.config.steps_per_doubling
+        lowest, highest = self.config.places[0], self.config.places[-1]
+        doubling = self.config.steps_per_doubling
         passing = self._places.get(crossing.above)
         failing = self._places.get(crossing.below)
-        if failing is None and passing is not None and passing < last:
-            return min(last, passing + doubling)
-        if passing is None and failing is not None and failing > -last:
-            return max(-last, failing - doubling)
+        if failing is None and passing is not None and passing < highest:
+            return min(highest, passing + doubling)
+        if passing is None and failing is not None and failing > lowest:
+            return max(lowest, failing - doubling)
         if passing is not None and failing is not None and failing - passing > 1:
             return (passing + failing) // 2
         sides = [place for place in (passing, failing) if place is not None]
@@ -191,20 +204,27 @@ class GoodputSearch:
         return min(unclear)[1] if unclear else None
 
     def _next_bound(self, share: float, side: int, direction: int) -> int | None:
-        """Where to look for a rate that is clear, from one side of the answer on outwards; None where there is one."""
+        """Where to look for a rate that is clear, from one side of the answer on outwards: near it first, then as far
+        as it takes. None where there is one."""
         outer = [place for place in self._points if (place - side) * direction >= 0]
-        if any(_is_clear(self._points[place], share) for place in outer):
-            return None
-        outermost = max(outer, key=lambda place: place * direction)
-        if self._may_settle(outermost, share):
-            return outermost
-        last = self.config.last_place
-        further = max(-last, min(last, outermost + direction * _BOUND_STEPS))
-        return further if further != outermost else None
+        near = [place for place in outer if abs(place - side) <= _NEAR_STEPS]
+        for visited, most in ((near, _NEAR_STEPS), (outer, len(self.config.places))):
+            if any(_is_clear(self._points[place], share) for place in visited):
+                return None
+            outermost = max(visited, key=lambda place: place * direction)
+            if self._may_settle(outermost, share):
+                return outermost
+            further = outermost + direction * _BOUND_STEPS
+            if abs(further - side) <= most and further in self.config.places:
+                return further
+        return None
 
     def _may_settle(self, place: int, share: float) -> bool:
-        point = self._points[place]
-        return self._num_runs(point.rate_per_s) < self.config.num_seeds_for(share) and not _is_clear(point, share)
+        """Whether further seeds are worth it at a place that was visited."""
+        point, num_runs = self._points[place], self._num_runs(self.config.rate_at(place))
+        if _is_clear(point, share) or num_runs >= self.config.most_seeds_for(share):
+            return False
+        return num_runs < self.config.num_seeds_for(share) or point.num_requests < num_needed(share)
 
 
 def _is_clear(point: Point, share: float) -> bool:

@@ -51,7 +51,7 @@ def test_two_servers_are_sent_the_same_schedules_at_rates_that_both_visit():
     fast, slow = (search_through(SyntheticServer(capacity, noise=3).run, ONLY_90) for capacity in (1.3, 1.2))
     schedules = [{(run.rate_per_s, run.seed) for run in search.runs} for search in (fast, slow)]
     assert len(schedules[0] & schedules[1]) >= 3
-    rates = {search.config.rate_at(place) for search in (fast, slow) for place in range(-84, 85)}
+    rates = {search.config.rate_at(place) for search in (fast, slow) for place in search.config.places}
     assert {run.rate_per_s for search in (fast, slow) for run in search.runs} <= rates
 
 
@@ -88,6 +88,15 @@ def test_further_seeds_that_turn_a_verdict_round_open_the_bracket_again():
     assert rate_of(search).rate_per_s <= 1.05
 
 
+def test_an_answer_that_is_not_clear_gets_a_bound_nearby():
+    """At 1.98 about 91 % keep, which 450 requests do not settle; the next rate tried was half of that."""
+    search = search_through(SyntheticServer(2.0, 20.0, noise=2).run, ONLY_90)
+    visited = sorted({run.rate_per_s for run in search.runs})
+    below, above = (rate for rate in visited if rate < 2.0), (rate for rate in visited if rate > 2.0)
+    assert sorted(below)[-2] > 2.0 / 1.05**6
+    assert min(above) < 2.0 * 1.05**2
+
+
 def test_a_server_too_slow_for_every_rate_ends_the_search_at_the_lowest():
     search = search_through(SyntheticServer(1e-6).run, ONLY_90)
     assert rate_of(search).rate_per_s is None
@@ -111,6 +120,12 @@ def test_the_search_ends_after_its_runs_whatever_it_knows():
     assert search.result().curve
 
 
+def test_the_search_stays_at_rates_that_a_load_can_have():
+    search = search_through(SyntheticServer(1e-9).run, GoodputConfig(0.002, shares=(0.9,)))
+    assert min(run.rate_per_s for run in search.runs) >= 0.001
+    assert len(search.runs) == 2
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_search_among_pure_chance_comes_to_an_end_by_itself(seed):
     rng = np.random.default_rng(seed)
@@ -127,6 +142,19 @@ def test_99_percent_is_searched_for_with_600_requests():
     assert ninety_nine.rate_per_s < nine.rate_per_s
     counts = {point.rate_per_s: point.num_requests for point in search.result().curve}
     assert max(counts.values()) >= 600
+
+
+def test_runs_that_ended_early_for_90_percent_do_not_keep_99_from_its_requests():
+    """Where 90 % is asked for, whatever passes is ended after 70 requests."""
+    server = SyntheticServer(1.7, 12.0, noise=2)
+
+    def run(ask: Ask) -> Run:
+        kept = server.kept(ask)
+        return run_with(ask, kept[:70] if ask.share == 0.9 and kept[:70].mean() > 0.97 else kept)
+
+    search = search_through(run, GoodputConfig(1.0))
+    assert search.result().rates[1].reason is None
+    assert search.result().is_finished
 
 
 def test_of_a_search_for_90_percent_alone_99_is_not_told():

@@ -1,0 +1,104 @@
+"""`pdserve bench goodput`: the highest rate at which one server keeps its promises."""
+
+import argparse
+import asyncio
+import functools
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pdserve.loadtest.commands.exit_codes import EXIT_OK
+from pdserve.loadtest.commands.flags import add_selftest, add_target, read_promises, read_selftest, read_target
+from pdserve.loadtest.commands.load_flags import add_load, add_rare, read_load
+from pdserve.loadtest.commands.outputs import add_document_outputs, read_outputs
+from pdserve.loadtest.commands.series_flags import Watch, add_units, read_seeds, read_units
+from pdserve.loadtest.commands.sweep import tell_cut_short
+from pdserve.loadtest.config import BenchConfig
+from pdserve.loadtest.errors import LoadtestError, OptionError
+from pdserve.loadtest.options import parse_count, parse_number
+from pdserve.loadtest.workload.arrivals import Replay, Steps
+from pdserve.loadtest.workload.load import Load
+
+if TYPE_CHECKING:
+    from pdserve.loadtest.report.report import Report
+
+HELP = "search the highest rate at which 90 % (and 99 %) of the requests keep every promise"
+USAGE = "%(prog)s [--url URL] --slo LIST [--rate R] [options]"
+DESCRIPTION = "Doubles or halves the rate from the first guess, then bisects; ends runs that clearly fail early."
+# The verdict's default: runs of so many requests, three a rate.
+NUM_REQUESTS = 150
+NUM_SEEDS = "3"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rate", metavar="R", help="requests a second to begin with (1; of a trace its own)")
+    add_load(parser)
+    add_target(parser)
+    add_selftest(parser)
+    add_document_outputs(parser)
+    add_rare(parser, "--seeds", NUM_SEEDS, "N")
+    add_rare(parser, "--shares", "0.9,0.99", "LIST")
+    add_rare(parser, "--tolerance", "0.05", "SHARE")
+    add_rare(parser, "--budget-s", "inf", "S")
+    add_units(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    promises = read_promises(args)
+    if not promises:
+        raise OptionError("--slo LIST: is needed, goodput is the rate at which promises are kept")
+    load = _read_load(args)
+    config = BenchConfig(read_target(args), load, promises, parse_count("--processes", args.processes))
+    num_seeds, units, outputs = read_seeds(args), read_units(args), read_outputs(args)
+    tests_itself = read_selftest(args)
+    shares = tuple(parse_number("--shares", "", part.strip()) for part in args.shares.split(","))
+    step = 1 + parse_number("--tolerance", "", args.tolerance)
+    budget_s = parse_number("--budget-s", "", args.budget_s)
+    if not budget_s > 0:
+        raise OptionError(f"--budget-s {args.budget_s}: must be a number of seconds above 0")
+
+    # Not at the top: these load numpy, which help and other commands need not wait for.
+    from pdserve.loadtest.report.markdown import write_document as write_markdown
+    from pdserve.loadtest.report.rates_document import describe_search, format_known
+    from pdserve.loadtest.report.rates_report import write_rates
+    from pdserve.loadtest.report.text import format_document
+    from pdserve.loadtest.search.goodput import GoodputConfig, GoodputSearch
+    from pdserve.loadtest.series import Series
+
+    search = GoodputSearch(GoodputConfig(load.rate_per_s, shares, step, num_seeds, load.num_requests, load.seed))
+    watch = Watch()
+
+    def tell(report: "Report") -> None:
+        watch.tell(report, format_known(search))
+
+    series = Series(config, watch.draw, tell, tests_itself)
+    ends_at = time.monotonic() + budget_s
+    code = EXIT_OK
+    try:
+        asyncio.run(series.search(search, lambda: ends_at - time.monotonic()))
+    except (LoadtestError, KeyboardInterrupt) as error:
+        # What was measured until then is worth as much as it was.
+        if not series.runs:
+            raise
+        code = tell_cut_short(error)
+    finally:
+        watch.close()
+    if not series.runs:
+        raise OptionError(f"--budget-s {args.budget_s}: is too short for one run of --num-requests {load.num_requests}")
+    report = series.report(search.result(), units)
+    document = describe_search(report)
+    print(format_document(document))
+    writers = {"json": functools.partial(write_rates, report), "markdown": functools.partial(write_markdown, document)}
+    outputs.write_with(writers)
+    return code
+
+
+def _read_load(args: argparse.Namespace) -> Load:
+    has_own_rate = args.trace is not None or (args.arrivals or "").startswith("steps")
+    load = read_load(args, args.rate or (None if has_own_rate else "1"))
+    if args.num_requests is None and not isinstance(load.arrivals, Replay | Steps):
+        load = replace(load, num_requests=NUM_REQUESTS)
+    if math.isinf(load.rate_per_s):
+        raise OptionError(f"--rate {args.rate}: the search begins at a finite rate")
+    return load
