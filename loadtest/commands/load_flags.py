@@ -47,7 +47,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 def add_rare(parser: argparse.ArgumentParser, flag: str, default: str | None, metavar: str) -> None:
     """A flag that help names only in its last line."""
     parser.add_argument(flag, default=default, metavar=metavar, help=argparse.SUPPRESS)
-    parser.epilog = f"{parser.epilog or 'more, see docs/loadtest.md:'} {flag}"
+    parser.epilog = f"{parser.epilog or 'more, see docs/load.md:'} {flag}"
 
 
 def read_load(args: argparse.Namespace, rate_text: str | None) -> Load:

@@ -1,4 +1,4 @@
-"""What a reader must know about a load before believing its numbers: what was cut, moved or only roughly as asked.
+"""What a reader must know about a load before believing its numbers: what was moved, or is only roughly as asked.
 
 Called by the runner, for the report.
 """
@@ -21,12 +21,6 @@ def describe_plan(
     notes = []
     if isinstance(load.lengths, Trace):
         notes += _describe_trace(load, load.lengths)
-    if load.shared_prefix is not None:
-        shared = load.shared_prefix
-        notes.append(
-            f"prompts begin with one of {shared.num_groups} system prompts of {shared.num_tokens} tokens, "
-            "which are in the prompt lengths"
-        )
     if load.conversations is not None:
         low, high = load.conversations.think_s
         num = len({planned.conversation for planned in schedule})
@@ -43,7 +37,7 @@ def _describe_trace(load: Load, trace: Trace) -> list[str]:
     sizes = f"lengths times {trace.length_scale:g}" if trace.length_scale != 1 else "lengths as they were"
     notes = [f"{trace.name}: {len(trace.requests)} requests, {sizes}"]
     if isinstance(load.arrivals, Replay):
-        notes[0] += f", times times {load.arrivals.own_rate_per_s / load.rate_per_s:.3g}"
+        notes[0] += f", times stretched by {load.arrivals.own_rate_per_s / load.rate_per_s:.3g}"
         if trace.first_s:
             notes[0] += f", from {trace.first_s:g} s on"
         if load.arrivals.quantum_s:
@@ -51,8 +45,6 @@ def _describe_trace(load: Load, trace: Trace) -> list[str]:
                 f"the trace has its times in steps of {load.arrivals.quantum_s:g} s; requests were moved at random "
                 "within a step"
             )
-    if trace.max_tokens is not None:
-        notes.append(f"{trace.num_cut} of the requests were cut to {trace.max_tokens} tokens in and out together")
     if trace.has_prefixes:
         notes.append(f"common prefixes are the trace's, in blocks of {trace.block_tokens:g} tokens")
     return notes

@@ -19,12 +19,16 @@ QUANTISED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """at_s counts from any start. block_ids name the prompt's blocks in order; equal ones are equal prefixes."""
+    """at_s counts from any start. block_ids name the prompt's blocks in order; equal ones are equal prefixes.
+
+    is_cut  whether it was longer in the trace
+    """
 
     input_tokens: int
     output_tokens: int
     at_s: float = 0.0
     block_ids: tuple[int, ...] = ()
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,6 @@ class Trace:
     block_tokens   tokens of the prompt that one of block_ids stands for, scaled as the lengths are
     length_scale   by which tokens were multiplied
     max_tokens     of prompt and answer together, None for no limit
-    num_cut        requests that were longer
     first_s        when the cut that is replayed begins, from the start of the trace
     """
 
@@ -45,7 +48,6 @@ class Trace:
     block_tokens: float = 512.0
     length_scale: float = 1.0
     max_tokens: int | None = None
-    num_cut: int = 0
     first_s: float = 0.0
 
     @property
@@ -57,6 +59,11 @@ class Trace:
     def output_tokens(self) -> Span:
         lengths = [request.output_tokens for request in self.requests]
         return Span(min(lengths), max(lengths))
+
+    @property
+    def num_cut(self) -> int:
+        """The requests that were longer than max_tokens."""
+        return sum(request.is_cut for request in self.requests)
 
     @property
     def has_prefixes(self) -> bool:
@@ -107,15 +114,14 @@ class Trace:
         """At most max_tokens a request: an answer beyond half of it is cut to the half, then the prompt's end."""
         if max_tokens < 2:
             raise OptionError(f"--max-request-tokens {max_tokens}: must be at least 2, one in and one out")
-        requests, num_cut = [], 0
+        requests = []
         for request in self.requests:
             if request.input_tokens + request.output_tokens > max_tokens:
                 output_tokens = min(request.output_tokens, max_tokens // 2)
                 input_tokens = min(request.input_tokens, max_tokens - output_tokens)
-                request = replace(request, input_tokens=input_tokens, output_tokens=output_tokens)
-                num_cut += 1
+                request = replace(request, input_tokens=input_tokens, output_tokens=output_tokens, is_cut=True)
             requests.append(request)
-        return replace(self, requests=tuple(requests), max_tokens=max_tokens, num_cut=num_cut)
+        return replace(self, requests=tuple(requests), max_tokens=max_tokens)
 
     def first(self, num_requests: int) -> "Trace":
         """Only the first ones. Raises OptionError where there are fewer."""

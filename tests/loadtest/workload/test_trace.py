@@ -70,6 +70,7 @@ def test_a_cap_cuts_the_prompts_end_and_counts_whom_it_cut():
         (340, 60),
     ]
     assert capped.num_cut == 3
+    assert capped.first(5).num_cut == 2
 
 
 def test_a_cap_leaves_an_answer_at_most_half():
