@@ -179,15 +179,18 @@ def check_hand_off(model_dir: Path, device: str) -> int:
             BlockCopy(BlockHash(bytes.fromhex(name)), BlockId(block_id), generation, checksum, bench.table[i])
             for i, (name, block_id, generation, checksum) in enumerate(said["blocks"])
         ]
-        verdicts, busy_s = copy_and_verify(view, bench.pool, copies)
+        judged = copy_and_verify(view, bench.pool, copies)
         view.release()
         mapped.close()
         child.stdin.close()
     tokens = bench.decode(num_tokens, said["token"], NUM_OUTPUTS)
-    right = all(verdict is Verdict.OK for verdict in verdicts) and tokens == oracle(model_dir, device)[num_tokens]
+    right = (
+        all(verdict is Verdict.OK for verdict in judged.verdicts) and tokens == oracle(model_dir, device)[num_tokens]
+    )
     moved = len(copies) * bench.pool.spec.payload_bytes
     print(
-        f"hand-off between two processes: {len(copies)} blocks, {moved} bytes in {busy_s * 1e3:.2f} ms, right: {right}"
+        f"hand-off between two processes: {len(copies)} blocks, {moved} bytes "
+        f"in {judged.busy_s * 1e3:.2f} ms, right: {right}"
     )
     return 0 if right else 1
 

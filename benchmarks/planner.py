@@ -40,7 +40,8 @@ from pdserve.engine.step_cost import StepCost
 from pdserve.prefill_node.scheduler import PrefillScheduler
 from pdserve.router.dispatcher import Dispatcher
 from pdserve.router.events import NodeJoined, Submit
-from pdserve.router.record import Record, Times
+from pdserve.router.ledger import Times
+from pdserve.router.record import Record
 from pdserve.router.rules import Rules
 
 ROUTER, P0, D0 = NodeId("router"), NodeId("P0"), NodeId("D0")

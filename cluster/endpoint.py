@@ -12,6 +12,7 @@ the endpoint checks epochs and gives messages to its machines; nothing sent is a
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import NewType, TypeVarTuple
 
 from pdserve.cluster.address import check_address, claim_path
 from pdserve.cluster.codec import Envelope, decode, encode, payloads_of
+from pdserve.cluster.cpu_wait import CpuWait
 from pdserve.cluster.keys import ClusterKeys
 from pdserve.cluster.messages import Message
 from pdserve.cluster.port import Context, Port, Sent
@@ -66,6 +68,7 @@ class Endpoint:
     on_writable(link)              a dialled link is up now, or a send that was refused may succeed now
 
     keys: encrypt all TCP links, and let in only who holds a key that is allowed
+    waited_s: how long the message that on_message is called for may have waited for a core here, at most
     Callbacks run on the loop; what they raise is logged and counted, and the link goes on.
     """
 
@@ -94,6 +97,8 @@ class Endpoint:
         self._retry: asyncio.TimerHandle | None = None
         self._num_links = 0
         self._is_closed = False
+        self._cpu_wait = CpuWait()
+        self.waited_s = 0.0
 
     async def listen(self, address: str) -> str:
         """Accept links at tcp://host:port (port 0: any free one) or ipc:///path; returns the real address.
@@ -189,6 +194,7 @@ class Endpoint:
             self._forget(link)
         if self._router is not None:
             self._router.close()
+        self._cpu_wait.close()
         # Nothing lingers, so this waits only for the I/O thread to see the sockets closed: under 1 ms.
         self._context.close()
         for path in self._ipc_paths:
@@ -218,6 +224,7 @@ class Endpoint:
         if link is None:
             link = self._accept(routing_id, descriptor)
         self.counters.num_received += 1
+        self.waited_s = self._cpu_wait.read(time.monotonic())
         self._call(link.id, self._on_message, link.id, envelope)
 
     def _accept(self, routing_id: bytes, descriptor: int) -> _Link:

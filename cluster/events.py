@@ -11,10 +11,11 @@ from pdserve.core.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message from an admitted peer, its envelope checked."""
+    """A message from an admitted peer, its envelope checked. waited_s: for a core before it was read, at most."""
 
     sender: NodeId
     message: Message
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The protocol: every message that goes between router (R), prefill nodes (P) and decode nodes (D).
 
     R → P  Prefill Cancel Live                P → R  Hello FirstToken Failed Held
-    R → D  Decode Cancel Live Peers Resume    D → R  Hello FirstToken Tokens Ready Failed Returned Held
+    R → D  Decode Cancel Live Peers Resume    D → R  Hello FirstToken Tokens Ready Begun Failed Returned Held
     D → P  Hello Probe Want Fetch Release Bad P → D  Probed Have Blocks End Gone
     answers to Hello: Welcome or Refused; to a frame of a wrong incarnation: WrongEpoch
 
@@ -9,7 +9,7 @@ One request, undisturbed:
 
     R ── Prefill ──► P ─────── FirstToken ──────────────► R ──► client
     R ── Decode ───► D ── Want ──► P ── Have … Have, End ──► D ── Ready, Tokens ──► R ──► client
-                                   P ◄─ Release ── D
+                                   P ◄─ Release ── D            (before the first Tokens: Begun)
 
 Every message is idempotent and repeated from state, none is assumed delivered. The frame around a
 message carries the protocol version and the epochs of sender and addressee (see codec). Durations
@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Any
 
 from pdserve.core.cache_delta import BEGINNING, CacheDelta, CachePosition
+from pdserve.core.chunk import Chunk
 from pdserve.core.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.core.sampling import SamplingParams
@@ -284,6 +285,9 @@ class FirstToken:
     num_cached_tokens  prompt tokens found in that node's prefix cache
     queue_s, prefill_s from acceptance to the first chunk, from there to the token
     prompt_logprobs    of every prompt token but the first, where they were asked for and no token is out yet
+    chunks, step_end_s what of it ran when; of these seconds those that were not the model's
+    waited_s           for a core before the request was read, at most
+    told_s             from the end of the last step until this went out, filled in by who sends it
     """
 
     request: RequestId
@@ -293,6 +297,10 @@ class FirstToken:
     queue_s: float
     prefill_s: float
     prompt_logprobs: Logprobs = NO_LOGPROBS
+    chunks: tuple[Chunk, ...] = ()
+    step_end_s: float = 0.0
+    waited_s: float = 0.0
+    told_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +327,8 @@ class Tokens:
 class Ready:
     """Every block is verified on the decode node: the loss of the prefill node matters no more.
 
-    reserve_s  wait for blocks on the decode node; copy_s: busy time of the copies
+    reserve_s          wait for blocks on the decode node
+    copy_s, verify_s   busy time of the copies, and of their checksums
     """
 
     request: RequestId
@@ -329,6 +338,33 @@ class Ready:
     num_cached_tokens: int
     reserve_s: float
     copy_s: float
+    verify_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request runs on the decode node: where its time went from the prompt's end there to what it drew next.
+
+    One after another, in this order. Goes out before those Tokens, once an attempt.
+
+    wait_for_blocks_s                  until its blocks were reserved
+    fetch_s, copy_s, verify_s          until all were verified: on their way, being copied, being summed; of a prompt
+                                       that was computed here nothing
+    queue_s, step_s                    until its first step began, and until the token was drawn
+    waited_s                           for a core before the End was read, at most
+    told_s                             until this went out, filled in by who sends it
+    """
+
+    request: RequestId
+    attempt: int
+    wait_for_blocks_s: float
+    fetch_s: float
+    copy_s: float
+    verify_s: float
+    queue_s: float
+    step_s: float
+    waited_s: float = 0.0
+    told_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,7 +575,7 @@ class Bad:
 Handshake = Hello | Welcome | Refused | WrongEpoch | Probe | Probed
 PrefillInbox = Prefill | Cancel | Live | Want | Fetch | Release | Bad
 DecodeInbox = Decode | Cancel | Live | Peers | Resume | Have | Blocks | End | Gone
-RouterInbox = FirstToken | Tokens | Ready | Failed | Returned | Held
+RouterInbox = FirstToken | Tokens | Ready | Begun | Failed | Returned | Held
 Message = Handshake | PrefillInbox | DecodeInbox | RouterInbox
 
 

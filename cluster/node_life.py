@@ -20,6 +20,8 @@ from pdserve.cluster.keys import ClusterKeys
 from pdserve.cluster.membership import LATE_S, Acquaintance, Dialled, Doorway, disagreement
 from pdserve.cluster.messages import (
     MAX_PROBE_BYTES,
+    Begun,
+    FirstToken,
     Hello,
     Message,
     Peers,
@@ -175,9 +177,13 @@ class NodeLife:
         """Give the machine an event and do what it says, on the event loop; nothing once `run` is over."""
         if self._is_over:
             return
-        for action in self.machine.handle(event, time.monotonic()):
+        now = time.monotonic()
+        for action in self.machine.handle(event, now):
             if isinstance(action, Send):
-                self.send(action.peer, action.message)
+                message = action.message
+                if isinstance(message, FirstToken | Begun):
+                    message = replace(message, told_s=time.monotonic() - now)
+                self.send(action.peer, message)
             else:
                 self._execute(action)
         if self._is_leaving and self.machine.is_drained:
@@ -204,7 +210,7 @@ class NodeLife:
                 num_bytes = min(envelope.message.num_bytes, MAX_PROBE_BYTES)
                 self.send(sender, Probed(envelope.message.seq, (bytes(num_bytes),)))
             elif sender is not None:
-                self.feed(Received(sender, envelope.message))
+                self.feed(Received(sender, envelope.message, self._endpoint.waited_s))
 
     def _from_router(self, envelope: Envelope) -> None:
         assert self._router is not None
@@ -220,7 +226,7 @@ class NodeLife:
             if self._peers is not None:
                 self._peers.link(message.prefill)
         elif message is not None and not isinstance(message, WrongEpoch):
-            self.feed(Received(ROUTER, message))
+            self.feed(Received(ROUTER, message, self._endpoint.waited_s))
 
     def _on_link_lost(self, link: LinkId) -> None:
         assert self._router is not None

@@ -122,7 +122,7 @@ class PeerLinks:
         elif isinstance(message, Refused):
             log.error("%s refuses this node: %s: %s", node, message.field, message.reason)
         elif message is not None and not isinstance(message, WrongEpoch):
-            self._feed(Received(node, message))
+            self._feed(Received(node, message, self._endpoint.waited_s))
 
     def lost(self, link: LinkId) -> None:
         """The connection broke. The peer may be back, or the router is about to say that it is gone: dial again."""

@@ -34,6 +34,7 @@ class Batch:
         self._budget = budget
         self._planner = Planner(policy, budget.max_step_tokens, budget.cost, budget.chunking)
         self._step: StepPlan | None = None
+        self._step_at = 0.0
         self._num_steps = 0
 
     @property
@@ -74,10 +75,10 @@ class Batch:
             sequence.started_at = now if sequence.started_at is None else sequence.started_at
         self._num_steps += 1
         rows_ = tuple(job.sequence.row(n) for job, n in rows)
-        self._step = StepPlan(self._num_steps, rows_, moves=self._growth.moves())
+        self._step, self._step_at = StepPlan(self._num_steps, rows_, moves=self._growth.moves()), now
         return self._step
 
-    def take(self, result: StepResult) -> list[tuple[Job, tuple[Draw, ...]]]:
+    def take(self, result: StepResult, now: float) -> list[tuple[Job, tuple[Draw, ...]]]:
         """The step is over: its jobs, and what was drawn for each. Cancelled ones are only let go of."""
         plan = self._step
         assert plan is not None, "a result although no step is running"
@@ -94,6 +95,10 @@ class Batch:
                 sequence.num_computed += len(row.token_ids)
                 sequence.name_full_blocks(self._hasher, sequence.num_computed)
                 sequence.commit_full(self._pool, {})
+                if job.prefills_here:
+                    sequence.ran_chunk(len(row.token_ids), self._step_at, now, result.forward_s)
+                elif job.beginning is not None:
+                    job.beginning.ran(self._step_at)
                 if row.key in result.scores:
                     sequence.scores.append(result.scores[row.key])
             taken.append((job, result.draws.get(row.key, ())))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from pdserve.cluster.messages import Blocks, End, Gone, Have, Link, Message, Ready, Send
 from pdserve.core.ids import NodeId
+from pdserve.decode_node.beginning import Beginning
 from pdserve.decode_node.ends import Ends
 from pdserve.decode_node.job import Job, Jobs, Phase
 from pdserve.decode_node.reservations import Reservations
@@ -24,6 +25,7 @@ class HandOffs:
     """router: who is told when blocks are verified. block_bytes: of a block on its way
 
     num_corrupt: blocks whose bytes were not what they were named
+    waited_s: how long the message that is handled may have waited for a core
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class HandOffs:
     ):
         self.links: dict[NodeId, Link] = {}
         self.num_corrupt = 0
+        self.waited_s = 0.0
         self._router = router
         self._jobs = jobs
         self._reservations = reservations
@@ -116,6 +119,8 @@ class HandOffs:
             reason = f"{sender} drew for {len(message.drawn)} samples of {len(job.sequence.drawing)}"
             return self._ends.fail(job, reason, now)
         pull.end = message
+        if job.beginning is None:
+            job.beginning = Beginning(now, now, waited_s=self.waited_s)
         self._heard(job, pull, now)
         return []
 
@@ -156,9 +161,9 @@ class HandOffs:
             self._reservations.begin(copies)
             actions.append(CopyBlocks(sequence.key, pull.source, tuple(copies)))
         if pull.complete():
-            actions += self._complete(job, pull)
+            actions += self._complete(job, pull, now)
         elif pull.state is PullState.FAILED and pull.end is not None and sequence.busy == 0:
-            actions += self._compute_rest(job, pull)
+            actions += self._compute_rest(job, pull, now)
         return actions
 
     def copied(self, event: CopyDone, now: float) -> list[Send]:
@@ -169,6 +174,8 @@ class HandOffs:
         job.sequence.busy -= 1
         self.num_corrupt += event.verdicts.count(Verdict.CORRUPT)
         sends = pull.copied(event, now)
+        if job.beginning is not None:
+            job.beginning.copied(event.copy_s, event.verify_s, job.reserved_at, now)
         self._reservations.end(event)
         if job.cancelled:
             self._ends.free_if_idle(job)
@@ -176,10 +183,12 @@ class HandOffs:
         self._reservations.due.add(event.key)
         return sends
 
-    def _complete(self, job: Job, pull: Pull) -> list[Send]:
+    def _complete(self, job: Job, pull: Pull, now: float) -> list[Send]:
         """Every block is verified: release the source."""
         sequence = job.sequence
         assert pull.end is not None
+        assert job.beginning is not None
+        job.beginning.ready(job.reserved_at, now)
         ready = Ready(
             sequence.request,
             sequence.attempt,
@@ -188,6 +197,7 @@ class HandOffs:
             num_cached_tokens=job.num_hit_tokens,
             reserve_s=job.reserved_at - (job.heard_at or job.reserved_at),
             copy_s=pull.copy_s,
+            verify_s=pull.verify_s,
         )
         sequence.num_computed = pull.end.count
         sequence.num_found = len(sequence.hashes) * sequence.block_size
@@ -196,9 +206,11 @@ class HandOffs:
         job.note_drawn(pull.end.drawn)
         return [*pull.release(), Send(self._router, ready)]
 
-    def _compute_rest(self, job: Job, pull: Pull) -> list[Send]:
+    def _compute_rest(self, job: Job, pull: Pull, now: float) -> list[Send]:
         """Blocks that could not be verified are computed here; what was verified is found again by hash."""
         assert pull.end is not None
+        assert job.beginning is not None
+        job.beginning.ready(job.reserved_at, now)
         self._reservations.give_back(job)
         job.phase = Phase.QUEUED
         job.note_drawn(pull.end.drawn)

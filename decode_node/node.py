@@ -29,7 +29,7 @@ from pdserve.decode_node.swap import SwapIn, SwapOut, SwappedIn, SwappedOut
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.step import RunStep, StepDone, StepResult
-from pdserve.kvtransfer.copying import copy_and_verify, copy_out, read_speed, take_and_verify
+from pdserve.kvtransfer.copying import Judged, copy_and_verify, copy_out, read_speed, take_and_verify
 from pdserve.kvtransfer.node_parts import NodeParts
 from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
 from pdserve.kvtransfer.shm import MappedPool, fetch_pool, host_id
@@ -37,8 +37,6 @@ from pdserve.kvtransfer.shm import MappedPool, fetch_pool, host_id
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# A verdict a block, and the seconds it took.
-Judged = tuple[list[Verdict], float]
 
 # Of the KV pool: so much may wait in the host pool, unless --swap-memory says otherwise.
 SWAP_SHARE = 4
@@ -210,7 +208,7 @@ class DecodeNode:
         else:
 
             def swapped_in(result: Judged) -> None:
-                self._life.feed(SwappedIn(action.key, self._told(result, "the host pool"), result[1]))
+                self._life.feed(SwappedIn(action.key, self._told(result, "the host pool"), result.busy_s))
 
             self._in_copier(swapped_in, copy_and_verify, self._host.view, self._pool, action.copies)
 
@@ -221,7 +219,8 @@ class DecodeNode:
     def _copy(self, action: CopyBlocks) -> None:
         def copied(result: Judged) -> None:
             self._faults.reach("copied")
-            self._life.feed(CopyDone(action.key, action.copies, self._told(result, action.peer), result[1]))
+            verdicts = self._told(result, action.peer)
+            self._life.feed(CopyDone(action.key, action.copies, verdicts, result.copy_s, result.verify_s))
 
         if any(copy.payload is not None for copy in action.copies):
             self._in_copier(copied, take_and_verify, self._pool, action.copies)
@@ -235,11 +234,10 @@ class DecodeNode:
         future.add_done_callback(lambda _: self._post(self._peers.end, source))
 
     def _told(self, result: Judged, source: str) -> tuple[Verdict, ...]:
-        verdicts, _ = result
-        num_corrupt = verdicts.count(Verdict.CORRUPT)
+        num_corrupt = result.verdicts.count(Verdict.CORRUPT)
         if num_corrupt:
-            log.warning("%d of %d blocks from %s are corrupt, not used", num_corrupt, len(verdicts), source)
-        return tuple(verdicts)
+            log.warning("%d of %d blocks from %s are corrupt, not used", num_corrupt, len(result.verdicts), source)
+        return result.verdicts
 
     def _in_copier(self, done: Callable[[T], None], work: Callable[..., T], *args: object) -> "Future[T]":
         """Run `work` in the copy worker, then `done` with what it returns on the event loop."""

@@ -38,6 +38,7 @@ from pdserve.core.errors import ProtocolError
 from pdserve.core.ids import NodeId
 from pdserve.core.turns import Policy
 from pdserve.decode_node.batch import Batch
+from pdserve.decode_node.beginning import Beginning
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.ends import Ends
 from pdserve.decode_node.growth import Growth
@@ -165,6 +166,7 @@ class DecodeScheduler:
         if handler is None:
             self.num_unexpected += 1
             return []
+        self._hand_offs.waited_s = event.waited_s
         return handler(event.sender, event.message, now)
 
     # ---- messages of the router ------------------------------------------------------------------
@@ -179,6 +181,7 @@ class DecodeScheduler:
             job = self._job(message, now)
         except ProtocolError as error:
             return [*actions, Send(sender, Failed(message.request, message.attempt, Stage.HANDOFF, str(error)))]
+        job.sequence.waited_s = self._hand_offs.waited_s
         self._jobs.add(job)
         if message.source is None:
             self.reservations.wait(job, resumed=False)
@@ -229,13 +232,18 @@ class DecodeScheduler:
     def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
         actions: list[Action] = []
         runs: list[TokenRun] = []
-        for job, draws in self._batch.take(event.result):
+        for job, draws in self._batch.take(event.result, now):
             if job.cancelled:
                 self._ends.free_if_idle(job)
             elif job.sequence.num_missing == 0:
                 drawn = drawn_after(job.sequence, draws)
                 if job.prefills_here:
                     actions.append(Send(self._router, first_token(job, drawn, now)))
+                    job.beginning = Beginning(now, now, ready_at=now)
+                elif job.beginning is not None and not job.samples:
+                    begun = job.beginning.begun(job.sequence.request, job.sequence.attempt, now)
+                    actions.append(Send(self._router, begun))
+                    job.beginning = None
                 if job.samples:
                     actions += self._part(job, job.drawn or drawn, now)
                 else:

@@ -61,6 +61,9 @@ def first_token(job: Job, drawn: tuple[Drawn, ...], now: float) -> FirstToken:
         queue_s=sequence.queue_s,
         prefill_s=now - sequence.accepted_at - sequence.queue_s,
         prompt_logprobs=Logprobs.join(sequence.scores),
+        chunks=tuple(sequence.chunks.chunks),
+        step_end_s=sequence.chunks.step_end_s,
+        waited_s=sequence.waited_s,
     )
 
 

@@ -16,6 +16,7 @@ from pdserve.core.ids import BlockHash, BlockId, RequestId
 from pdserve.core.logprobs import Logprobs
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.chunk_log import ChunkLog
 from pdserve.engine.step import BlockMove, Row, SampleSpec, Scored, Seal
 
 
@@ -65,7 +66,7 @@ class Sequence:
     num_samples    how many go on from it; drawing: those that have their next token drawn after its last one
     hashes         names of its leading full blocks; decode nodes extend them as blocks fill
     tail_hash      name of the partial block at the end of what was given, if there is one
-    started_at     when its first chunk was planned
+    started_at     when its first chunk was planned; waited_s: what it may have waited for a core before it was accepted
     deadline       when its next token is promised, on this node's clock; None without a promise
     num_computed   tokens whose KV is in block_ids
     num_found      tokens whose KV lies in blocks found by hash: never written again
@@ -73,6 +74,7 @@ class Sequence:
     busy           rows and copies in flight that name its blocks; they are freed when it is 0
     scores_prompt  whether the log-probabilities of its prompt are wanted: then all of it is run, found or not
     scores         those there are so far, in order
+    chunks         of its prompt that have run here
     """
 
     key: int
@@ -90,6 +92,7 @@ class Sequence:
     priority: int = 0
     accepted_at: float = 0.0
     started_at: float | None = None
+    waited_s: float = 0.0
     deadline: float | None = None
     block_ids: list[BlockId] = field(default_factory=list)
     num_computed: int = 0
@@ -99,6 +102,7 @@ class Sequence:
     busy: int = 0
     scores_prompt: bool = False
     scores: list[Logprobs] = field(default_factory=list)
+    chunks: ChunkLog = field(default_factory=ChunkLog)
 
     @classmethod
     def of(cls, key: int, work: Work, block_size: int, now: float, computes: bool = True) -> "Sequence":
@@ -138,6 +142,10 @@ class Sequence:
     def queue_s(self) -> float:
         """From acceptance to the first chunk."""
         return 0.0 if self.started_at is None else self.started_at - self.accepted_at
+
+    def ran_chunk(self, num_tokens: int, began_at: float, now: float, forward_s: float) -> None:
+        """A step that began then is over, and ran so many tokens of its prompt."""
+        self.chunks.add(num_tokens, began_at - self.accepted_at, now - began_at, forward_s)
 
     @property
     def num_tokens(self) -> int:

@@ -27,6 +27,26 @@ SPEED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict per block, in order, and the busy seconds of copying and of summing what was written."""
+
+    verdicts: tuple[Verdict, ...]
+    copy_s: float
+    verify_s: float
+
+    @property
+    def busy_s(self) -> float:
+        return self.copy_s + self.verify_s
+
+
+@dataclass(slots=True)
+class Watch:
+    """Seconds spent on checksums so far."""
+
+    verify_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class CheckBlocks:
     """Action: look whether these blocks of our own still have their checksums, then report BlocksChecked."""
 
@@ -48,21 +68,21 @@ def check_own(pool: PoolView, entries: Sequence[HaveEntry]) -> BlocksChecked:
     )
 
 
-def copy_and_verify(source: PoolView, target: KVPool, copies: Sequence[BlockCopy]) -> tuple[list[Verdict], float]:
+def copy_and_verify(source: PoolView, target: KVPool, copies: Sequence[BlockCopy]) -> Judged:
     """Copy blocks out of a peer's pool and check that they are what was announced.
 
-    Returns a verdict per block, in order, and the seconds it took. Only blocks with Verdict.OK may be used, the
-    content of the other targets is undefined. Runs in a worker thread, mostly without the GIL; nobody else may
-    write the targets. Raises LayoutError when the two pools do not fit or a target is not in our pool.
+    Only blocks with Verdict.OK may be used, the content of the other targets is undefined. Runs in a worker thread,
+    mostly without the GIL; nobody else may write the targets. Raises LayoutError when the two pools do not fit or a
+    target is not in our pool.
     """
     if source.spec != target.spec:
         raise LayoutError(f"cannot copy between pools of {source.spec} and {target.spec}")
-    return _each(target, copies, lambda copy: _copy_block(source, target, copy))
+    return _each(target, copies, lambda copy, watch: _copy_block(source, target, copy, watch))
 
 
-def take_and_verify(target: KVPool, copies: Sequence[BlockCopy]) -> tuple[list[Verdict], float]:
+def take_and_verify(target: KVPool, copies: Sequence[BlockCopy]) -> Judged:
     """The same for blocks whose bytes came in frames."""
-    return _each(target, copies, lambda copy: _take_block(target, copy))
+    return _each(target, copies, lambda copy, watch: _take_block(target, copy, watch))
 
 
 def copy_out(
@@ -73,10 +93,10 @@ def copy_out(
     Returns the checksum of each, seeded as that of a block without a name, and the seconds it took.
     """
     started = time.perf_counter()
-    checksums = []
+    checksums, watch = [], Watch()
     for block_id, slot in zip(block_ids, slots, strict=True):
         pool.publish(block_id)
-        checksums.append(_copy_summed(pool.view.block(block_id), host.block(BlockId(slot)), NO_PARENT))
+        checksums.append(_copy_summed(pool.view.block(block_id), host.block(BlockId(slot)), NO_PARENT, watch))
     return checksums, time.perf_counter() - started
 
 
@@ -93,48 +113,48 @@ def read_speed(pool: PoolView) -> float:
     return num_blocks * len(scratch) / took_s
 
 
-def _each(
-    target: KVPool, copies: Sequence[BlockCopy], judge: Callable[[BlockCopy], Verdict]
-) -> tuple[list[Verdict], float]:
-    started = time.perf_counter()
+def _each(target: KVPool, copies: Sequence[BlockCopy], judge: Callable[[BlockCopy, Watch], Verdict]) -> Judged:
+    started, watch = time.perf_counter(), Watch()
     for copy in copies:
         if not 0 <= copy.target < target.num_blocks:
             raise LayoutError(f"target block {copy.target} is not in a pool of {target.num_blocks}")
-    verdicts = [judge(copy) for copy in copies]
+    verdicts = tuple(judge(copy, watch) for copy in copies)
     target.adopt([copy.target for copy, verdict in zip(copies, verdicts, strict=True) if verdict is Verdict.OK])
-    return verdicts, time.perf_counter() - started
+    return Judged(verdicts, time.perf_counter() - started - watch.verify_s, watch.verify_s)
 
 
-def _copy_block(source: PoolView, target: KVPool, copy: BlockCopy) -> Verdict:
+def _copy_block(source: PoolView, target: KVPool, copy: BlockCopy, watch: Watch) -> Verdict:
     if not 0 <= copy.source < source.num_blocks:
         return Verdict.CORRUPT
     # A seqlock: the owner bumps the generation before it writes the block again.
     if int(source.generations[copy.source]) != copy.generation:
         return Verdict.MOVED
-    checksum = _copy_bytes(source.block(copy.source), target, copy)
+    checksum = _copy_bytes(source.block(copy.source), target, copy, watch)
     if int(source.generations[copy.source]) != copy.generation:
         return Verdict.MOVED
     return _judge(checksum, copy)
 
 
-def _take_block(target: KVPool, copy: BlockCopy) -> Verdict:
+def _take_block(target: KVPool, copy: BlockCopy, watch: Watch) -> Verdict:
     if copy.payload is None or len(copy.payload) != len(target.view.block(copy.target)):
         return Verdict.CORRUPT
-    return _judge(_copy_bytes(copy.payload, target, copy), copy)
+    return _judge(_copy_bytes(copy.payload, target, copy, watch), copy)
 
 
-def _copy_bytes(block: memoryview, target: KVPool, copy: BlockCopy) -> int:
-    return _copy_summed(block, target.view.block(copy.target), copy.hash)
+def _copy_bytes(block: memoryview, target: KVPool, copy: BlockCopy, watch: Watch) -> int:
+    return _copy_summed(block, target.view.block(copy.target), copy.hash, watch)
 
 
-def _copy_summed(block: memoryview, copied: memoryview, block_hash: BlockHash) -> int:
+def _copy_summed(block: memoryview, copied: memoryview, block_hash: BlockHash, watch: Watch) -> int:
     """Returns the checksum of what was written: what was checked is what will be used."""
     read, written = np.frombuffer(block, np.uint8), np.frombuffer(copied, np.uint8)
     checksum = running_checksum(block_hash)
     for start in range(0, len(read), SLICE_BYTES):
         end = start + SLICE_BYTES
         np.copyto(written[start:end], read[start:end])
+        copied_at = time.perf_counter()
         checksum.update(copied[start:end])
+        watch.verify_s += time.perf_counter() - copied_at
     return checksum.intdigest()
 
 

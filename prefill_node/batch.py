@@ -34,6 +34,7 @@ class Batch:
         self._offers = offers
         self._planner = planner
         self._step: StepPlan | None = None
+        self._step_at = 0.0
         self._num_steps = 0
 
     def __len__(self) -> int:
@@ -71,14 +72,14 @@ class Batch:
         if not rows:
             return None
         self._num_steps += 1
-        self._step = StepPlan(self._num_steps, tuple(rows), tuple(seals))
+        self._step, self._step_at = StepPlan(self._num_steps, tuple(rows), tuple(seals)), now
         return self._step
 
     def _cut_tail(self, sequence: Sequence, num_tokens: int) -> int:
         offer = self._offers.find(sequence.request, sequence.attempt)
         return num_tokens if offer is None else cut_tail(sequence, num_tokens, offer.link_token_s, self._planner.cost)
 
-    def take(self, result: StepResult) -> list[Computed]:
+    def take(self, result: StepResult, now: float) -> list[Computed]:
         """The step is over: what it has computed. Cancelled prompts are only let go of."""
         plan = self._step
         assert plan is not None, "a result although no step is running"
@@ -95,6 +96,7 @@ class Batch:
                 taken.append(Computed(prompt))
                 continue
             sequence.num_computed += len(row.token_ids)
+            sequence.ran_chunk(len(row.token_ids), self._step_at, now, result.forward_s)
             self._planner.progressed(sequence)
             sequence.commit_full(self._pool, result.checksums)
             sealed = tuple((block_id, names[block_id]) for block_id in sequence.block_ids if block_id in names)

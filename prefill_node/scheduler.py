@@ -69,6 +69,7 @@ class PrefillScheduler:
         self._reservations = Reservations(pool, self._prompts)
         self._batch = Batch(self._prompts, pool, self.offers, planner)
         self._next_key = 0
+        self._waited_s = 0.0
         self._is_leaving = False
         self._from_router: dict[type, Callable[..., Iterable[Action]]] = {
             Prefill: self._on_prefill,
@@ -110,6 +111,7 @@ class PrefillScheduler:
         if handler is None:
             self.num_unexpected += 1
             return []
+        self._waited_s = event.waited_s
         return handler(event.sender, event.message, now)
 
     def _on_prefill(self, sender: NodeId, message: Prefill, now: float) -> Iterable[Action]:
@@ -130,6 +132,7 @@ class PrefillScheduler:
         except ProtocolError as error:
             failed = Failed(message.request, message.attempt, Stage.PREFILL, str(error))
             return [*actions, Send(self._router, failed)]
+        sequence.waited_s = self._waited_s
         was_parked = known is not None and (known.was_parked or known.phase is Phase.PARKED)
         prompt = Prompt(sequence, Phase.QUEUED, was_parked=was_parked)
         self._prompts.add(prompt)
@@ -207,7 +210,7 @@ class PrefillScheduler:
 
     def _on_step_done(self, event: StepDone, now: float) -> Iterable[Action]:
         actions: list[Action] = []
-        for computed in self._batch.take(event.result):
+        for computed in self._batch.take(event.result, now):
             prompt = computed.prompt
             if prompt.cancelled:
                 self._reservations.free_if_idle(prompt)
@@ -238,6 +241,9 @@ class PrefillScheduler:
             queue_s=sequence.queue_s,
             prefill_s=now - sequence.accepted_at - sequence.queue_s,
             prompt_logprobs=Logprobs.join(sequence.scores),
+            chunks=tuple(sequence.chunks.chunks),
+            step_end_s=sequence.chunks.step_end_s,
+            waited_s=sequence.waited_s,
         )
         prompt.first_token = first
         self._batch.leave(prompt)

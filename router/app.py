@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID = web.RequestKey("request_id", str)
+ARRIVED_AT = web.RequestKey("arrived_at", float)
+READ_S = web.RequestKey("read_s", float)
 MAX_REQUEST_ID = 128
 MAX_LINE_BYTES = 8190
 
@@ -195,10 +197,12 @@ class FrontDoor:
         return _json_response(200, self._service.overview())
 
     async def _read_body(self, request: web.Request) -> dict[str, Any]:
-        return await read_object(request, self._limits.max_body_bytes_for(self._card), self._limits.body_timeout_s)
+        limits = self._limits
+        body = await read_object(request, limits.max_body_bytes_for(self._card), limits.body_timeout_s)
+        request[READ_S] = time.monotonic() - request[ARRIVED_AT]
+        return body
 
     async def _generate(self, request: web.Request, call: Call) -> web.StreamResponse:
-        arrived_at = time.monotonic()
         prompt = await self._encoder.encode(call)
         params = call.params(len(prompt.token_ids), self._card.max_model_len)
         # The text of a special token never shows, so a stop string that is one would never be found in it.
@@ -208,10 +212,11 @@ class FrontDoor:
             prompt.token_ids,
             params,
             request[REQUEST_ID],
-            arrived_at,
+            request[ARRIVED_AT],
             call.priority,
             open_ended=call.max_tokens is None,
             num_samples=call.num_samples,
+            read_s=request[READ_S],
         )
         answers = [self._answer(call, prompt) for _ in range(call.num_samples)]
         reply = Reply(self._card.name, call.is_chat, call.include_usage, len(prompt.token_ids))
@@ -232,6 +237,7 @@ class FrontDoor:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    request[ARRIVED_AT] = time.monotonic()
     request[REQUEST_ID] = _request_id(request)
     try:
         return await handler(request)

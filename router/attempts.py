@@ -72,7 +72,7 @@ class Attempts:
     def submit(self, record: Record) -> None:
         self._records[record.request] = record
         ttft_s = self._rules.ttft_slo_s
-        self._queue.join(record, None if ttft_s is None else record.times.arrived + ttft_s)
+        self._queue.join(record, None if ttft_s is None else record.times.promised_from + ttft_s)
         self._has_news = True
 
     def look_again(self) -> None:
@@ -127,8 +127,7 @@ class Attempts:
         record.prefill_node = prefill.node if prefill else None
         record.decode_node = decode.node if decode else None
         record.plan, record.is_overdue, record.has_blocks = place.plan, False, False
-        if record.times.dispatched is None:
-            record.times.dispatched = now
+        record.times.dispatch(now)
         prompt, samples = record.packed()
         hashes = self._nodes.hashes(record)
         place.computing.prompts[record.request] = place.computing.num_lacking(record.num_tokens, hashes)
@@ -147,7 +146,7 @@ class Attempts:
         """What is left of the promised time to first token; None without a promise, or once it is out."""
         if self._rules.ttft_slo_s is None or record.num_outputs:
             return None
-        return max(0.0, record.times.arrived + self._rules.ttft_slo_s - now)
+        return max(0.0, record.times.promised_from + self._rules.ttft_slo_s - now)
 
     def computed(self, record: Record, now: float) -> None:
         """Its prompt is computed: its blocks are to be handed off in time."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from pdserve.cluster.events import Received, Tick
 from pdserve.cluster.messages import (
+    Begun,
     Cancel,
     Failed,
     FirstToken,
@@ -46,6 +47,7 @@ class Dispatcher:
     def __init__(self, rules: Rules):
         self.nodes = Nodes(rules.is_fcfs)
         self.num_stale = 0
+        self._waited_s = 0.0
         self._attempts = Attempts(self.nodes, rules)
         self._beats = Beats(self.nodes, self._attempts, rules)
         self._on_event: dict[type, Callable[..., Iterable[Action]]] = {
@@ -61,6 +63,7 @@ class Dispatcher:
             FirstToken: self._on_first_token,
             Tokens: self._on_tokens,
             Ready: self._on_ready,
+            Begun: self._on_begun,
             Failed: self._on_failed,
             Returned: self._on_returned,
             Held: self._beats.hear,
@@ -89,6 +92,7 @@ class Dispatcher:
     # ---- requests --------------------------------------------------------------------------------
 
     def _on_submit(self, event: Submit, now: float) -> Iterable[Action]:
+        event.record.times.queued = now
         self._attempts.submit(event.record)
         return []
 
@@ -135,6 +139,7 @@ class Dispatcher:
         if event.sender not in self.nodes:
             self.num_stale += 1
             return []
+        self._waited_s = event.waited_s
         handler = self._on_message.get(type(event.message))
         return [] if handler is None else handler(event.sender, event.message, now)
 
@@ -151,10 +156,12 @@ class Dispatcher:
             return []
         if record.stage is Stage.PREFILL:
             self._attempts.computed(record, now)
+            record.times.compute(message, self._waited_s, now)
             if not record.num_outputs:
                 # A later attempt's computing is no part of the time to the first token.
                 record.num_not_computed = record.of_prompt(message.num_cached_tokens)
                 record.prefill_queue_s, record.prefill_s = message.queue_s, message.prefill_s
+                record.chunks = message.chunks
         if record.lacks_prompt_logprobs:
             if not message.prompt_logprobs.covers(len(record.prompt) - 1):
                 return self._attempts.retry(record, f"{sender}: its log-probabilities are not of this prompt")
@@ -198,6 +205,13 @@ class Dispatcher:
             record.times.ready = now
             record.num_not_moved = record.of_prompt(message.num_cached_tokens)
             record.reserve_s, record.copy_s = message.reserve_s, message.copy_s
+            record.verify_s = message.verify_s
+        return []
+
+    def _on_begun(self, sender: NodeId, message: Begun, now: float) -> Iterable[Action]:
+        record = self._current(message.request, message.attempt)
+        if record is not None:
+            record.times.begin(message, self._waited_s)
         return []
 
     def _on_failed(self, sender: NodeId, message: Failed, now: float) -> Iterable[Action]:
@@ -233,14 +247,10 @@ class Dispatcher:
             return []
         new = run.token_ids[num_known:]
         logprobs = run.logprobs.after(num_known) if run.logprobs.covers(len(run.token_ids)) else NO_LOGPROBS
-        times = record.times
         if new:
-            before = len(sample.outputs)
+            num_before = len(sample.outputs)
             sample.outputs += new
-            times.first_token = now if times.first_token is None else times.first_token
-            if before < 2 <= len(sample.outputs) and times.second_token is None:
-                times.second_token = now
-            times.last_token = now
+            record.times.take(num_before, len(sample.outputs), now)
         sample.finish = run.finish
         if record.live:
             is_news = new or run.finish is not None

@@ -104,8 +104,10 @@ class Exchange:
             # Each write waits while the client is slower than its socket; the service merges tokens meanwhile.
             while self._open:
                 await _write(response, parts)
+                self._stream.written()
                 index, piece = await self._next_piece()
                 parts = (self._piece(index, piece),)
+            self._stream.written()
             parts = chain(parts, (self._reply.closing(self._num_tokens, self._stream.metrics()),))
         except ConnectionError:
             raise

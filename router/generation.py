@@ -16,8 +16,9 @@ from pdserve.core.sampling import SamplingParams
 class GenerationRequest:
     """One prompt to continue, num_samples times. `label` is the client's own id for logs; it keys nothing.
 
-    arrived_at is the monotonic time at which the HTTP request was read. With open_ended the client named no
-    max_tokens: the one in params is what the context allows, and what the nodes can hold may be less.
+    arrived_at is the monotonic time at which the HTTP request's handler began, read_s what its body took from
+    there. With open_ended the client named no max_tokens: the one in params is what the context allows, and what
+    the nodes can hold may be less.
     priority: who has the greater one is served first, everywhere.
     """
 
@@ -28,6 +29,7 @@ class GenerationRequest:
     priority: int = 0
     open_ended: bool = False
     num_samples: int = 1
+    read_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ class GenerationStream(Protocol):
 
         finish  how the request is counted: "stop" when its text is complete, else nobody reads it any more
         """
+
+    def written(self) -> None:
+        """All that was yielded is on its way to the client, who reads it as it comes; for the ledger."""
 
     def metrics(self) -> dict[str, Any]:
         """Stage durations in seconds and nodes so far, as shown in the final usage event."""

@@ -93,7 +93,9 @@ class RouterMetrics:
         self._ttft = histogram("ttft", "From the request's arrival to its first token")
         self._second = histogram("time_to_second_token", "From the request's arrival to its second token")
         self._tpot = histogram("tpot", "Mean time per output token after the first", TPOT_SECONDS)
-        self._queue = histogram("queue", "From the request's arrival to its dispatch")
+        self._queue = histogram("queue", "In the router's queue")
+        self._prefill_queue = histogram("prefill_queue", "From a node's acceptance of a prompt to its first chunk")
+        self._decode_queue = histogram("decode_queue", "From verified blocks to the first decode step")
         self._transfer = histogram("exposed_transfer", "From the first token to all blocks verified")
         self._requests = Counter("pdserve_requests", "Requests by how they ended", ("finish",), registry=self._registry)
         self._prompt = Counter("pdserve_prompt_tokens", "Prompt tokens of ended requests", registry=self._registry)
@@ -119,6 +121,12 @@ class RouterMetrics:
         ):
             if ledger[name] is not None:
                 histogram.observe(ledger[name])
+        for histogram, token, name in (
+            (self._prefill_queue, "first_token", "prefill_queue_s"),
+            (self._decode_queue, "second_token", "decode_queue_s"),
+        ):
+            if ledger[token] is not None and name in ledger[token]:
+                histogram.observe(ledger[token][name])
         self._requests.labels(record.finish or "unknown").inc()
         self._prompt.inc(len(record.prompt))
         self._cached.labels("computing").inc(record.num_not_computed)

@@ -1,4 +1,4 @@
-"""The router's record of one request: its tokens so far, its attempt and plan, and when what happened.
+"""The router's record of one request: its tokens so far, its attempt and plan, and what it tells of its times.
 
 The outputs here are the ledger of tokens: what is in it was sent or will be, once, and never changes.
 Owned by Attempts; Dispatcher puts the tokens in.
@@ -10,9 +10,11 @@ from typing import Any
 
 from pdserve.cluster.messages import Sample, Stage
 from pdserve.core.block_hash import BlockHasher, pack_token_ids
+from pdserve.core.chunk import Chunk
 from pdserve.core.ids import BlockHash, NodeId, RequestId
 from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
 from pdserve.core.sampling import SamplingParams
+from pdserve.router.ledger import Stages, Times
 
 
 class Plan(StrEnum):
@@ -21,18 +23,6 @@ class Plan(StrEnum):
     SPLIT = "split"
     LOCAL = "local"
     PREFILL_ONLY = "prefill-only"
-
-
-@dataclass(slots=True)
-class Times:
-    """Monotonic seconds on the router; None until it happened."""
-
-    arrived: float
-    dispatched: float | None = None
-    first_token: float | None = None
-    ready: float | None = None
-    second_token: float | None = None
-    last_token: float | None = None
 
 
 @dataclass(slots=True)
@@ -90,6 +80,8 @@ class Record:
     prefill_s: float = 0.0
     reserve_s: float = 0.0
     copy_s: float = 0.0
+    verify_s: float = 0.0
+    chunks: tuple[Chunk, ...] = ()
     bytes_moved: int = 0
     _hashes: tuple[BlockHash, ...] = ()
     _num_hashed: int = 0
@@ -174,17 +166,21 @@ class Record:
             "plan": self.plan,
             "nodes": {"prefill": self.prefill_node, "decode": self.decode_node},
             "attempts": self.attempt,
-            "queue_s": since(times.arrived, times.dispatched),
+            "queue_s": since(times.queued, times.dispatched),
             "prefill_queue_s": round(self.prefill_queue_s, 6),
             "prefill_s": round(self.prefill_s, 6),
+            "chunks": [[chunk.num_tokens, round(chunk.start_s, 6), round(chunk.seconds, 6)] for chunk in self.chunks],
             "exposed_transfer_s": self.exposed_transfer_s,
             "wait_for_blocks_s": round(self.reserve_s, 6),
             "copy_s": round(self.copy_s, 6),
+            "verify_s": round(self.verify_s, 6),
             "ttft_s": since(times.arrived, times.first_token),
             "time_to_second_token_s": since(times.arrived, times.second_token),
             "tpot_s": self.tpot_s,
             "bytes_moved": self.bytes_moved,
             "cached_tokens": self.num_cached_tokens,
+            "first_token": _stages(times.first_stages, since(times.first_token, times.first_written)),
+            "second_token": _stages(times.second_stages, since(times.second_token, times.second_written)),
         }
 
     @property
@@ -202,3 +198,8 @@ class Record:
         if times.first_token is None or times.last_token is None or longest < 2:
             return None
         return round((times.last_token - times.first_token) / (longest - 1), 6)
+
+
+def _stages(stages: Stages, delivery_s: float | None) -> dict[str, float | None] | None:
+    """As they are told; None for a token that never came, or whose attempt nobody knows."""
+    return {**{name: round(value, 6) for name, value in stages.items()}, "delivery_s": delivery_s} if stages else None

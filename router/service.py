@@ -36,9 +36,10 @@ from pdserve.router.events import (
     Submit,
 )
 from pdserve.router.generation import GenerationError, GenerationRequest, Progress
+from pdserve.router.ledger import Times
 from pdserve.router.metrics import RouterMetrics
 from pdserve.router.overview import overview
-from pdserve.router.record import Record, SampleRecord, Times
+from pdserve.router.record import Record, SampleRecord
 from pdserve.router.rules import Rules
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class TokenStream:
         self._num_open = len(record.samples)
         self._error: GenerationError | None = None
         self._wake = asyncio.Event()
+        self._has_second = self._is_told = False
 
     def __aiter__(self) -> "TokenStream":
         return self
@@ -72,6 +74,7 @@ class TokenStream:
         sample = next(iter(self._pending))
         parts = self._pending.pop(sample)
         finish = parts[-1].finish
+        self._has_second = self.record.times.second_token is not None
         self._num_open -= finish is not None
         token_ids = [token_id for part in parts for token_id in part.token_ids]
         return Progress(token_ids, finish, sample, Logprobs.join(part.logprobs for part in parts))
@@ -95,6 +98,11 @@ class TokenStream:
 
     def prompt_logprobs(self) -> Logprobs:
         return self.record.prompt_logprobs
+
+    def written(self) -> None:
+        if not self._is_told:
+            self._is_told = self._has_second
+            self.record.times.written(self._has_second, time.monotonic())
 
     def metrics(self) -> dict[str, Any]:
         return self.record.ledger()
@@ -169,10 +177,12 @@ class RouterService:
             request.label,
             request.prompt_ids,
             params,
-            Times(request.arrived_at),
+            Times(request.arrived_at, request.read_s),
             priority=request.priority,
             samples=[SampleRecord(index) for index in range(request.num_samples)],
         )
+        # Found again when it is dispatched: that this takes its time is part of its way here.
+        self._dispatcher.nodes.hashes(record)
         stream = self._streams[record.request] = TokenStream(record, self)
         self._feed(Submit(record))
         return stream
@@ -250,7 +260,7 @@ class RouterService:
             sender = self._doorway.sender(link, envelope)
             if sender is not None:
                 self._liveness.hear(sender, time.monotonic())
-                self._feed(Received(sender, message))
+                self._feed(Received(sender, message, self._endpoint.waited_s))
                 if isinstance(message, Held):
                     self._announce_readiness()
 

@@ -46,7 +46,8 @@ from pdserve.kvtransfer.pull import CopyBlocks, CopyDone, Verdict
 from pdserve.prefill_node.scheduler import PrefillScheduler
 from pdserve.router.dispatcher import Dispatcher
 from pdserve.router.events import ClientGone, Deliver, GiveUp, NodeJoined, NodeLost, SampleStopped, Submit
-from pdserve.router.record import Record, SampleRecord, Times
+from pdserve.router.ledger import Times
+from pdserve.router.record import Record, SampleRecord
 from pdserve.router.rules import Rules
 
 ROUTER = NodeId("router")
@@ -576,7 +577,7 @@ class InProcessCluster:
                 node.begin_writing([copy.target for copy in action.copies])
                 delay = self.timing.block * len(action.copies)
                 source = node.maps.get(action.peer)
-                self.at(delay, lambda copy=action, source=source: self._end_copy(node, copy, source))
+                self.at(delay, lambda c=action, source=source, took_s=delay: self._end_copy(node, c, source, took_s))
 
     def _report(self, node: SimNode, event: object) -> None:
         """What an incarnation that is gone was busy with is nobody's."""
@@ -598,18 +599,18 @@ class InProcessCluster:
 
     def _end_swap_in(self, node: SimNode, action: SwapIn) -> None:
         node.writing.difference_update(copy.target for copy in action.copies)
-        verdicts, busy_s = copy_and_verify(node.host, node.pool, action.copies)
-        self._report(node, SwappedIn(action.key, tuple(verdicts), busy_s))
+        judged = copy_and_verify(node.host, node.pool, action.copies)
+        self._report(node, SwappedIn(action.key, judged.verdicts, judged.busy_s))
 
-    def _end_copy(self, node: SimNode, action: CopyBlocks, source: PoolView | None) -> None:
+    def _end_copy(self, node: SimNode, action: CopyBlocks, source: PoolView | None, took_s: float) -> None:
         """source: the pool that was mapped when the copy began; its owner may be gone by now."""
         node.writing.difference_update(copy.target for copy in action.copies)
         if any(copy.payload is not None for copy in action.copies):
-            verdicts, busy_s = take_and_verify(node.pool, action.copies)
+            verdicts = take_and_verify(node.pool, action.copies).verdicts
         elif source is not None:
-            verdicts, busy_s = copy_and_verify(source, node.pool, action.copies)
+            verdicts = copy_and_verify(source, node.pool, action.copies).verdicts
         else:
-            verdicts, busy_s = [Verdict.MOVED] * len(action.copies), 0.0
+            verdicts = (Verdict.MOVED,) * len(action.copies)
         verified = [c.hash for c, verdict in zip(action.copies, verdicts, strict=True) if verdict is Verdict.OK]
         self.trace.append((self.now, f"{node.name} verified", verified))
-        self._report(node, CopyDone(action.key, action.copies, tuple(verdicts), busy_s))
+        self._report(node, CopyDone(action.key, action.copies, verdicts, 0.75 * took_s, 0.25 * took_s))

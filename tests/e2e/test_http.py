@@ -14,11 +14,20 @@ STAGES = (
     "exposed_transfer_s",
     "wait_for_blocks_s",
     "copy_s",
+    "verify_s",
     "ttft_s",
     "time_to_second_token_s",
     "tpot_s",
 )
-HISTOGRAMS = ("ttft", "time_to_second_token", "tpot", "queue", "exposed_transfer")
+HISTOGRAMS = (
+    "ttft",
+    "time_to_second_token",
+    "tpot",
+    "queue",
+    "prefill_queue",
+    "exposed_transfer",
+    "decode_queue",
+)
 BLOCK_STATES = {"free", "cached", "held", "leased"}
 NODES = {("P0", "prefill"), ("D0", "decode")}
 POOL_TOKENS = SMALL_KV_BLOCKS * 32
@@ -94,6 +103,7 @@ async def test_the_usage_comes_with_the_duration_of_every_stage(client):
         assert metrics["bytes_moved"] > 0
         assert all(metrics[stage] >= 0 for stage in STAGES)
         assert metrics["queue_s"] <= metrics["ttft_s"] < metrics["time_to_second_token_s"]
+        assert [tokens for tokens, _, _ in metrics["chunks"]] == [240 - metrics["cached_tokens"]]
 
 
 async def test_a_request_id_is_echoed_or_made(client):

@@ -164,8 +164,8 @@ def test_a_map_outlives_a_killed_owner_and_nothing_else_does(doomed_owner):
     mapped = fetch_pool(doomed_owner.offer, doomed_owner.epoch)
     doomed_owner.kill()
     target = empty_pool()
-    verdicts, _ = copy_and_verify(PoolView(SPEC, NUM_BLOCKS, mapped.buffer), target, [make_copy(3, 5)])
-    assert verdicts == [Verdict.OK]
+    verdicts = copy_and_verify(PoolView(SPEC, NUM_BLOCKS, mapped.buffer), target, [make_copy(3, 5)]).verdicts
+    assert verdicts == (Verdict.OK,)
     assert bytes(target.view.block(BlockId(5))) == content(SPEC, 3)
     with pytest.raises(LayoutError, match="refused"):
         fetch_pool(doomed_owner.offer, doomed_owner.epoch)
@@ -279,9 +279,9 @@ def test_a_socket_of_another_user_is_not_told_the_epoch(owner, monkeypatch):
 
 def test_copied_blocks_are_verified_and_the_others_untouched():
     source, target = make_pool(), empty_pool()
-    verdicts, busy_s = copy_and_verify(source.view, target, [make_copy(0, 7), make_copy(6, 0)])
-    assert verdicts == [Verdict.OK, Verdict.OK]
-    assert busy_s > 0.0
+    judged = copy_and_verify(source.view, target, [make_copy(0, 7), make_copy(6, 0)])
+    assert judged.verdicts == (Verdict.OK, Verdict.OK)
+    assert min(judged.copy_s, judged.verify_s) > 0
     assert bytes(target.view.block(BlockId(7))) == content(SPEC, 0)
     assert bytes(target.view.block(BlockId(0))) == content(SPEC, 6)
     assert not any(target.data[1:7].flatten().tolist())
@@ -290,17 +290,17 @@ def test_copied_blocks_are_verified_and_the_others_untouched():
 def test_a_block_of_several_slices_is_copied_whole():
     source, target = make_pool(LARGE_SPEC, num_blocks=2), empty_pool(LARGE_SPEC, num_blocks=2)
     assert LARGE_SPEC.payload_bytes > SLICE_BYTES
-    assert copy_and_verify(source.view, target, [make_copy(1, 0, LARGE_SPEC)])[0] == [Verdict.OK]
+    assert copy_and_verify(source.view, target, [make_copy(1, 0, LARGE_SPEC)]).verdicts == (Verdict.OK,)
     assert bytes(target.view.block(BlockId(0))) == content(LARGE_SPEC, 1)
 
 
 def test_a_generation_that_moved_before_the_copy_is_moved():
     source = make_pool()
     source.set_generation(BlockId(2), GENERATION + 100)
-    assert copy_and_verify(source.view, empty_pool(), [make_copy(2, 0), make_copy(3, 1)])[0] == [
+    assert copy_and_verify(source.view, empty_pool(), [make_copy(2, 0), make_copy(3, 1)]).verdicts == (
         Verdict.MOVED,
         Verdict.OK,
-    ]
+    )
 
 
 def test_a_generation_that_moves_during_the_copy_is_moved():
@@ -313,13 +313,13 @@ def test_a_generation_that_moves_during_the_copy_is_moved():
 
     source = make_pool().view
     source.generations = MovesAfterTheFirstLook()
-    assert copy_and_verify(source, empty_pool(), [make_copy(2, 0)])[0] == [Verdict.MOVED]
+    assert copy_and_verify(source, empty_pool(), [make_copy(2, 0)]).verdicts == (Verdict.MOVED,)
 
 
 def test_a_flipped_bit_is_corrupt():
     source = make_pool()
     source.view.block(BlockId(2))[SPEC.payload_bytes - 1] ^= 1
-    assert copy_and_verify(source.view, empty_pool(), [make_copy(2, 0)])[0] == [Verdict.CORRUPT]
+    assert copy_and_verify(source.view, empty_pool(), [make_copy(2, 0)]).verdicts == (Verdict.CORRUPT,)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_flipped_bit_is_corrupt():
     ids=lambda changes: "-".join(f"{name} {value}" for name, value in changes.items()),
 )
 def test_an_announcement_that_is_not_true_is_corrupt(changes):
-    assert copy_and_verify(make_pool().view, empty_pool(), [make_copy(2, 0, **changes)])[0] == [Verdict.CORRUPT]
+    assert copy_and_verify(make_pool().view, empty_pool(), [make_copy(2, 0, **changes)]).verdicts == (Verdict.CORRUPT,)
 
 
 @pytest.mark.parametrize("target", [-1, NUM_BLOCKS])

@@ -60,7 +60,7 @@ class ScriptedStream:
     def __init__(self, script: Script, request: GenerationRequest):
         self.cancelled = asyncio.Event()
         self.finish: str | None = None
-        self.num_given = 0
+        self.num_given = self.num_written = 0
         self.stopped: list[int] = []
         self._script = script
         self._request = request
@@ -101,6 +101,9 @@ class ScriptedStream:
 
     def prompt_logprobs(self) -> Logprobs:
         return _scripted(self._request.params.prompt_logprobs, self._request.prompt_ids[1:])
+
+    def written(self) -> None:
+        self.num_written += 1
 
     def metrics(self) -> dict[str, Any]:
         return METRICS

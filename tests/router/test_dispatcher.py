@@ -36,8 +36,9 @@ from pdserve.core.turns import Policy
 from pdserve.router import attempts as attempts_module
 from pdserve.router.dispatcher import Dispatcher
 from pdserve.router.events import ClientGone, Deliver, GiveUp, NodeJoined, NodeLost, Submit
+from pdserve.router.ledger import Times
 from pdserve.router.placement import Limits
-from pdserve.router.record import Plan, Record, Times
+from pdserve.router.record import Plan, Record
 from pdserve.router.rules import Rules
 
 HASHER = BlockHasher(b"f" * 32, 4)

@@ -8,7 +8,8 @@ from pdserve.core.ids import Epoch, NodeId, new_request_id
 from pdserve.core.logprobs import Logprobs, TokenLogprob
 from pdserve.core.sampling import SamplingParams
 from pdserve.router.events import Deliver, NodeJoined, Submit
-from pdserve.router.record import Record, Times
+from pdserve.router.ledger import Times
+from pdserve.router.record import Record
 from tests.router.test_dispatcher import HASHER, make_dispatcher, sent, submit
 
 

@@ -7,8 +7,9 @@ from pdserve.cluster.messages import Capacity, Gauges, Link, Peer, Role
 from pdserve.core.cache_delta import CacheDelta
 from pdserve.core.ids import BlockHash, Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.sampling import SamplingParams
+from pdserve.router.ledger import Times
 from pdserve.router.placement import Limits, Node, Place, pick
-from pdserve.router.record import Plan, Record, SampleRecord, Times
+from pdserve.router.record import Plan, Record, SampleRecord
 
 BLOCK = 4
 TOKEN_BYTES = 64

@@ -6,8 +6,9 @@ from pdserve.core.admission import MAX_PASSES
 from pdserve.core.ids import RequestId
 from pdserve.core.sampling import SamplingParams
 from pdserve.core.turns import MAX_YIELD_S, Policy
+from pdserve.router.ledger import Times
 from pdserve.router.queue import RequestQueue
-from pdserve.router.record import Record, Times
+from pdserve.router.record import Record
 
 
 def make_record(number: int, num_tokens: int = 10, priority: int = 0, arrived: float = 0.0) -> Record:

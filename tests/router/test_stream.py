@@ -209,3 +209,11 @@ async def test_concurrent_streams_do_not_mix(text):
     for n, response in enumerate(responses):
         cut = full[: 20 + n].decode(errors="replace")
         assert shown_text(response.events) == cut
+
+
+async def test_every_event_of_a_stream_is_counted_as_written_and_a_whole_answer_is_not(text):
+    service = says(text, "abc")
+    async with open_door(service, text) as door:
+        await door.complete(max_tokens=3, ignore_eos=True)
+        await door.complete(max_tokens=3, ignore_eos=True, stream=True)
+    assert [stream.num_written for stream in service.streams] == [0, 3]
