@@ -21,6 +21,7 @@ Prompt = tuple[int, ...] | str | Chat
 
 # A count is right at the first try where units are one token each; others come near in a few.
 _MAX_CORRECTIONS = 8
+_MAX_SHARED_IDS = 1 << 20
 
 
 class Form(Protocol):
@@ -40,16 +41,22 @@ def choose_form(load: Load, api: Api, tokenizer: Tokenizer | None) -> Form:
     return IdForm(load.vocabulary)
 
 
-@dataclass(frozen=True, slots=True)
 class IdForm:
-    vocabulary: Vocabulary
+    """Ids are exact as they are."""
+
+    def __init__(self, vocabulary: Vocabulary):
+        self._vocabulary = vocabulary
+        # A whole trace is 100 million tokens, so prompts share the numbers they consist of: 8 bytes a token, not 36.
+        is_small = vocabulary.size <= _MAX_SHARED_IDS
+        self._ids = np.arange(vocabulary.low, vocabulary.end).astype(object) if is_small else None
 
     @property
     def size(self) -> int:
-        return self.vocabulary.size
+        return self._vocabulary.size
 
     def write(self, parts: Parts, num_tokens: int | None) -> tuple[Prompt, int]:
-        ids = join([part.symbols for part in parts]) + self.vocabulary.low
+        symbols = join([part.symbols for part in parts])
+        ids = symbols + self._vocabulary.low if self._ids is None else self._ids[symbols]
         return tuple(ids.tolist()), len(ids)
 
 

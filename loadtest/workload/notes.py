@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from pdserve.loadtest.client.target import Api
 from pdserve.loadtest.workload.arrivals import Replay
-from pdserve.loadtest.workload.lengths import DrawnLengths
 from pdserve.loadtest.workload.load import Load, PromptFormat
-from pdserve.loadtest.workload.schedule import PlannedRequest
+from pdserve.loadtest.workload.schedule import PlannedRequest, asked_tokens
 from pdserve.loadtest.workload.tokenizer import Tokenizer
 from pdserve.loadtest.workload.trace import Trace
 
@@ -56,12 +55,12 @@ def _describe_counts(load: Load, tokenizer: Tokenizer | None, schedule: Sequence
             "prompt lengths are rough, a word for a token: the server has no /tokenize, and --tokenizer was not given"
         ]
     notes = [f"prompt tokens are counted by {tokenizer.name}"]
-    if isinstance(load.lengths, DrawnLengths) and load.conversations is None:
-        span = load.input_tokens
-        num = sum(not span.low <= planned.input_tokens <= span.high for planned in schedule)
+    if load.conversations is None:
+        pairs = zip(schedule, asked_tokens(load), strict=True)
+        num = sum(planned.input_tokens != asked for planned, asked in pairs)
         if num:
             notes.append(
-                f"{num} prompts are outside of the {span} tokens that were asked for: a template or the tokenizer "
+                f"{num} prompts have other lengths than were asked for: the chat template is longer, or the tokenizer "
                 "does not allow them"
             )
     return notes

@@ -54,6 +54,12 @@ def plan_requests(load: Load, api: Api, tokenizer: Tokenizer | None = None) -> t
     return _Plan(load, np.random.SeedSequence(load.seed), load.num_total).write(choose_form(load, api, tokenizer))
 
 
+def asked_tokens(load: Load) -> list[int]:
+    """The prompt lengths that were asked for, in the order of the schedule; of a conversation's turn its message's."""
+    plan = _Plan(load, np.random.SeedSequence(load.seed), load.num_total)
+    return [plan.length_of(asked) for asked in plan.asked]
+
+
 def plan_preflight(
     load: Load, api: Api, num_requests: int, tokenizer: Tokenizer | None = None
 ) -> tuple[PlannedRequest, ...]:
@@ -83,15 +89,15 @@ class _Plan:
         )
         self._trace_key = int(seeds.generate_state(1, np.uint64)[0])
         self._turns = self._draw_turns(arrivals)
-        self._asked = self._draw_lengths(lengths)
+        self.asked = self._draw_lengths(lengths)
 
     def write(self, form: Form) -> tuple[PlannedRequest, ...]:
         is_single = self._load.conversations is None
         planned = []
         for index, (turn, asked, parts) in enumerate(
-            zip(self._turns, self._asked, self._draw_parts(form.size), strict=True)
+            zip(self._turns, self.asked, self._draw_parts(form.size), strict=True)
         ):
-            prompt, input_tokens = form.write(parts, self._length_of(asked) if is_single else None)
+            prompt, input_tokens = form.write(parts, self.length_of(asked) if is_single else None)
             planned.append(
                 PlannedRequest(
                     index,
@@ -134,12 +140,12 @@ class _Plan:
             prefixes = draw_prefixes(self._prefixes, shared, size, self._num_requests)
         messages = self._draw_messages(size)
         if self._load.conversations is not None:
-            answers = [self._answers.integers(size, size=asked.output_tokens) for asked in self._asked]
+            answers = [self._answers.integers(size, size=asked.output_tokens) for asked in self.asked]
             return grow(self._turns, prefixes, messages, answers)
         return ((*prefix, Part("user", message)) for prefix, message in zip(prefixes, messages, strict=True))
 
     def _draw_messages(self, size: int) -> list[np.ndarray]:
-        lengths = np.array([asked.input_tokens for asked in self._asked])
+        lengths = np.array([asked.input_tokens for asked in self.asked])
         if isinstance(self._load.lengths, DrawnLengths):
             check_distinct(lengths, size, f"--num-requests {self._num_requests}", "--input-tokens")
             return distinct_rows(self._prompts, lengths, size)
@@ -147,10 +153,10 @@ class _Plan:
         block_tokens = self._load.lengths.block_tokens
         return [
             trace_row(self._trace_key, asked, block_tokens, size) if asked.block_ids else row
-            for asked, row in zip(self._asked, rows, strict=True)
+            for asked, row in zip(self.asked, rows, strict=True)
         ]
 
-    def _length_of(self, asked: TraceRequest) -> int:
+    def length_of(self, asked: TraceRequest) -> int:
         shared = self._load.shared_prefix
         return asked.input_tokens + (0 if shared is None else shared.num_tokens)
 

@@ -64,6 +64,18 @@ def test_a_prompt_has_exactly_the_planned_number_of_ids_of_the_vocabulary():
     assert max(ids) == 1699
 
 
+@pytest.mark.parametrize("end", [1500, 2**31])
+def test_prompts_of_any_vocabulary_are_plain_numbers(end):
+    (planned, *_) = plan_requests(make_load(vocabulary=Vocabulary(1000, end)), Api.COMPLETIONS)
+    assert {type(token) for token in planned.prompt} == {int}
+
+
+def test_prompts_share_the_numbers_they_consist_of():
+    load = make_load(num_requests=200, vocabulary=Vocabulary(1000, 1300))
+    objects = {id(token) for prompt in planned_ids(plan_requests(load, Api.COMPLETIONS)) for token in prompt}
+    assert len(objects) == 300
+
+
 def test_a_chat_prompt_has_the_planned_number_of_words():
     schedule = plan_requests(make_load(num_requests=50), Api.CHAT)
     assert [len(planned.prompt.messages[0].content.split()) for planned in schedule] == [

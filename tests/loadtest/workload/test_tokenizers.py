@@ -111,7 +111,7 @@ def test_prompts_too_short_for_a_template_are_longer_and_the_report_says_so(fold
     plan = plan_requests(load, Api.CHAT, tokenizer)
     assert {planned.input_tokens for planned in plan} == {tokenizer.count(Chat((Message("user", "x"),)))}
     notes = describe_plan(load, Api.CHAT, tokenizer, plan)
-    assert notes[1].startswith("5 prompts are outside of the 8-12 tokens")
+    assert notes[1].startswith("5 prompts have other lengths than were asked for")
 
 
 def test_without_a_tokenizer_lengths_are_rough_and_the_report_says_so():

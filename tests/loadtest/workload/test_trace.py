@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from traces import mooncake_conversation
 
 from pdserve.loadtest.client.target import Api
 from pdserve.loadtest.errors import OptionError
@@ -178,6 +179,24 @@ def test_hits_in_a_block_cache_are_those_of_the_block_ids():
         seen_blocks.update(prefixes)
         seen_ids.update(request.block_ids[:num_full])
     assert seen_ids
+
+
+def test_hits_in_a_block_cache_are_those_of_the_published_prefix_tree():
+    """The first prompts of the whole trace, as full blocks: the packed file has no lengths."""
+    blocks = mooncake_conversation()[:1500]
+    requests = tuple(TraceRequest(32 * len(ids), 1, float(i), tuple(ids)) for i, ids in enumerate(blocks))
+    load = replay(Trace("t", requests, block_tokens=32))
+    seen: set[int] = set()
+    nodes: dict[tuple[int, tuple[int, ...]], int] = {}
+    for ids, planned in zip(blocks, plan_requests(load, Api.COMPLETIONS), strict=True):
+        node, hits = -1, []
+        for i in range(len(ids)):
+            key = (node, planned.prompt[32 * i : 32 * i + 32])
+            hits.append(key in nodes)
+            node = nodes.setdefault(key, len(nodes))
+        assert hits == [block in seen for block in ids]
+        seen.update(ids)
+    assert len(nodes) == len(seen)
 
 
 def test_a_capped_prompt_keeps_its_shared_beginning():
