@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pdserve.loadtest.measures.harness import HarnessError
 from pdserve.loadtest.measures.promise import Promise
 from pdserve.loadtest.measures.summary import Summary
 from pdserve.loadtest.report.report import Report
@@ -37,14 +38,8 @@ def describe_load(load: Load) -> str:
             f"{format_count(load.num_warm_up)} more before and {format_count(others - load.num_warm_up)} after"
         )
     if isinstance(load.lengths, Trace):
-        scale = "" if load.lengths.length_scale == 1 else f" times {load.lengths.length_scale:.4g}"
-        parts.append(f"lengths of {load.lengths.name}{scale}")
+        parts.append(f"of {load.lengths.name}")
     parts.append(f"{load.input_tokens} tokens in, {load.output_tokens} out")
-    if load.shared_prefix is not None:
-        groups = format_count(load.shared_prefix.num_groups)
-        parts.append(f"{format_count(load.shared_prefix.num_tokens)} of them a system prompt, one of {groups}")
-    if load.conversations is not None:
-        parts.append(f"conversations of {load.conversations.turns} turns")
     return ", ".join([*parts, f"seed {load.seed}"])
 
 
@@ -70,6 +65,16 @@ def describe_machine(report: Report) -> str:
     )
 
 
+def describe_harness(harness: HarnessError | None) -> str:
+    """What the load test itself got wrong just before the run, and whether that is too much."""
+    if harness is None:
+        return "its own error was not measured before this run"
+    return (
+        f"its own error at p99: {format_seconds(harness.stamps.p99)} in time stamps, "
+        f"{format_seconds(harness.sends.p99)} in send times; {'; '.join(harness.faults) or 'within its limits'}"
+    )
+
+
 def explain_invalid(summary: Summary) -> str | None:
     """Why the run must not be believed; None where it may."""
     validity = summary.validity
@@ -87,6 +92,10 @@ def gather_facts(report: Report) -> tuple[Fact, ...]:
     return (
         Fact("schedule", f"digest {report.schedule_digest}: the same digest is the same load at the same times"),
         Fact("machine", describe_machine(report)),
+        Fact(
+            "harness",
+            describe_harness(report.harness),
+        ),
         *(Fact("note", note) for note in gather_notes(report)),
         Fact("complete", _describe_complete(summary)),
         Fact(
@@ -105,19 +114,14 @@ def gather_notes(report: Report) -> tuple[str, ...]:
 
 
 def _notes_of_load(report: Report) -> Iterator[str]:
-    load = report.config.load
-    if isinstance(load.lengths, Trace) and load.lengths.num_cut:
-        yield (
-            f"{format_count(load.lengths.num_cut)} requests of {load.lengths.name} were longer than "
-            f"{load.lengths.max_tokens} tokens and were cut to them"
-        )
     if report.config.target.max_concurrency is not None:
         yield (
             f"at most {format_count(report.config.target.max_concurrency)} requests were in flight "
             "(--max-concurrency): latencies count the wait for a place"
         )
-    if len(report.records) < load.num_total:
-        yield f"the run was ended early: {len(report.records)} of {load.num_total} requests are in the numbers"
+    planned = report.config.load.num_total
+    if len(report.records) < planned:
+        yield f"the run was ended early: {len(report.records)} of {planned} requests are in the numbers"
     if report.summary.num_requests < _ENOUGH_FOR_P99:
         yield f"of {report.summary.num_requests} requests the p99 is the slowest one"
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pdserve.loadtest.measures.distribution import Distribution
+from pdserve.loadtest.measures.harness import HarnessError
 from pdserve.loadtest.measures.latencies import values_of
 from pdserve.loadtest.measures.promise import Measure
 from pdserve.loadtest.report.distribution_figures import draw_distribution
@@ -10,7 +11,7 @@ from pdserve.loadtest.report.facts import describe_load, describe_promises, desc
 from pdserve.loadtest.report.figure import Figure
 from pdserve.loadtest.report.page import Card, Page, Section, write_html
 from pdserve.loadtest.report.report import Report
-from pdserve.loadtest.report.tables import gather_tables
+from pdserve.loadtest.report.tables import MISSING, gather_tables
 from pdserve.loadtest.report.time_figure import draw_over_time
 from pdserve.loadtest.report.units import format_count, format_rate, format_seconds, format_share
 from pdserve.loadtest.workload.window import Window
@@ -74,12 +75,23 @@ def _make_cards(report: Report) -> tuple[Card, ...]:
             f"at p99; up to {format_seconds(summary.validity.max_lag_s)} the run is valid",
             is_bad=not summary.validity.is_valid,
         ),
+        _harness_card(report.harness),
+    )
+
+
+def _harness_card(harness: HarnessError | None) -> Card:
+    if harness is None:
+        return Card("Harness error", MISSING, "not measured before this run")
+    detail = f"in time stamps, {format_seconds(harness.sends.p99)} in send times, at p99, by a self-test"
+    faults = "; ".join(harness.faults)
+    return Card(
+        "Harness error", format_seconds(harness.stamps.p99), f"{detail}. {faults}" if faults else detail, bool(faults)
     )
 
 
 def _latency_card(label: str, values: Distribution | None) -> Card:
     if values is None:
-        return Card(label, "-", "no request has it")
+        return Card(label, MISSING, "no request has it")
     return Card(label, format_seconds(values.p50), f"median; p99 {format_seconds(values.p99)}")
 
 

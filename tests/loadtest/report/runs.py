@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from pdserve.loadtest.measures.distribution import describe
+from pdserve.loadtest.measures.harness import HarnessError
 from pdserve.loadtest.measures.promise import Measure, Promise
 from pdserve.loadtest.measures.summary import summarize
 from pdserve.loadtest.report.environment import describe_environment
@@ -27,3 +29,8 @@ def make_report(records=MIXED, loop_lags_s=(0.001,), rate_per_s=2.0, target=None
         "records": tuple(records),
     }
     return Report(**{**fields, **others})
+
+
+def make_harness(stamp_s=0.0002, send_s=0.0006):
+    stamps, sends = describe([stamp_s]), describe([send_s])
+    return HarnessError(32, 1, 50.0, 0, stamps, sends, lags=sends, loop_lag=None, lag_is_valid=True)

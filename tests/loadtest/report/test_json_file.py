@@ -8,7 +8,7 @@ from pdserve.loadtest.client.gauges import GaugeSample, NodeSample
 from pdserve.loadtest.errors import ReportError
 from pdserve.loadtest.report.json_file import from_json, read_json, to_json, write_json
 from pdserve.loadtest.workload.arrivals import Gamma, Replay, Step, Steps
-from tests.loadtest.report.runs import MIXED, make_report
+from tests.loadtest.report.runs import MIXED, make_harness, make_report
 from tests.loadtest.samples import make_config, make_load
 
 GAUGES = (GaugeSample(0.5, 3, (NodeSample("P0", "prefill", 1, 2, 300, 10, 20, 30, 4),)),)
@@ -40,7 +40,9 @@ def test_json_has_every_request_with_its_measures_and_verdict():
 def test_what_is_written_is_read_back_the_same(tmp_path):
     path = tmp_path / "run.json"
     record = replace(MIXED[0], server_metrics={"plan": "split", "queue_s": 0.001})
-    report = make_report((record, *MIXED[1:]), rate_per_s=math.inf, gauges=GAUGES, notes=("rough",))
+    report = make_report(
+        (record, *MIXED[1:]), rate_per_s=math.inf, gauges=GAUGES, notes=("rough",), harness=make_harness()
+    )
     write_json(report, path)
     assert read_json(path) == report
 

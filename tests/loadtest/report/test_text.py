@@ -2,7 +2,7 @@ import pytest
 
 from pdserve.loadtest.report.text import WIDTH, format_report
 from pdserve.loadtest.report.units import format_bytes, format_rate, format_seconds
-from tests.loadtest.report.runs import MIXED, make_report
+from tests.loadtest.report.runs import MIXED, make_harness, make_report
 from tests.loadtest.samples import make_record
 
 
@@ -24,6 +24,12 @@ def test_the_table_stays_within_its_width_whatever_the_server_is_called():
 
 def test_notes_of_what_is_rough_are_in_the_table():
     assert "note        lengths were capped" in format_report(make_report(notes=("lengths were capped",)))
+
+
+def test_the_harness_quotes_its_own_error():
+    exact = format_report(make_report(harness=make_harness()))
+    assert "own error at p99: 0.20 ms in time stamps, 0.60 ms in send times; within its limits" in exact
+    assert "stamp p99 above 0.5 ms" in format_report(make_report(harness=make_harness(stamp_s=0.004)))
 
 
 def test_a_run_with_a_late_client_is_marked_invalid():
