@@ -29,7 +29,8 @@ def test_notes_of_what_is_rough_are_in_the_table():
 def test_the_harness_quotes_its_own_error():
     exact = " ".join(format_report(make_report(harness=make_harness())).split())
     assert "own error at p99: 0.20 ms in time stamps, 0.60 ms in send times; within its limits" in exact
-    assert "stamp p99 above 0.5 ms" in format_report(make_report(harness=make_harness(stamp_s=0.004)))
+    inexact = " ".join(format_report(make_report(harness=make_harness(stamp_s=0.004))).split())
+    assert "stamp p99 above 0.5 ms" in inexact
 
 
 def test_a_run_with_a_late_client_is_marked_invalid():
