@@ -7,7 +7,7 @@ import argparse
 import sys
 from types import ModuleType
 
-from pdserve.loadtest.commands import goodput, mock, replay, run, selftest, sweep
+from pdserve.loadtest.commands import compare, goodput, mock, replay, run, selftest, sweep
 from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_NOT_MEASURED
 from pdserve.loadtest.commands.flags import OneScreen
 from pdserve.loadtest.errors import LoadtestError
@@ -17,6 +17,7 @@ COMMANDS: dict[str, ModuleType] = {
     "sweep": sweep,
     "goodput": goodput,
     "replay": replay,
+    "compare": compare,
     "selftest": selftest,
     "mock": mock,
 }

@@ -16,6 +16,9 @@ CONFIDENCE = 0.95
 NUM_RESAMPLES = 2000
 # Numbers held at once: 2,000 resamples of 450 requests fit, those of all their gaps go in several parts.
 _MAX_CELLS = 4_000_000
+# Above so many values in all resamples together, fewer resamples tell as well how narrow the interval is.
+_MAX_DRAWS = 40_000_000
+_MIN_RESAMPLES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,11 @@ def interval_of(resampled: np.ndarray, confidence: float = CONFIDENCE) -> Interv
     # Observed values rather than interpolated ones: some statistics are infinite.
     low, high = np.quantile(known, (share, 1 - share), method="inverted_cdf")
     return Interval(float(low), float(high))
+
+
+def num_resamples_for(num_values: int) -> int:
+    """As many resamples as can be had in about a second; the rule for all intervals of measures."""
+    return min(NUM_RESAMPLES, max(_MIN_RESAMPLES, _MAX_DRAWS // max(1, num_values)))
 
 
 def draw_counts(sizes: Sequence[int], num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> Iterator[np.ndarray]:

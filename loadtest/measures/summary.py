@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdserve.loadtest.measures.bootstrap import NUM_RESAMPLES, Interval, percentile_intervals, wilson
+from pdserve.loadtest.measures.bootstrap import Interval, num_resamples_for, percentile_intervals, wilson
 from pdserve.loadtest.measures.distribution import Distribution, describe
 from pdserve.loadtest.measures.failures import count_classes
 from pdserve.loadtest.measures.kept import broken_promises, is_kept
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from pdserve.loadtest.report.report import Report
 
 _WITH_INTERVALS = ("ttft", "second", "tpot", "max_gap", "e2e")
-# Above so many requests the intervals are narrow, and fewer resamples say so as well.
-_MAX_DRAWS = 20_000_000
-_MIN_RESAMPLES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +164,7 @@ def _intervals(name: str, runs: Sequence[Sequence[Record]]) -> PercentileInterva
     num_values = sum(map(len, values))
     if not num_values:
         return None
-    num_resamples = min(NUM_RESAMPLES, max(_MIN_RESAMPLES, _MAX_DRAWS // num_values))
-    return PercentileIntervals(*percentile_intervals(values, (50, 90, 99), num_resamples))
+    return PercentileIntervals(*percentile_intervals(values, (50, 90, 99), num_resamples_for(num_values)))
 
 
 def _other_windows(records: Sequence[Record], promises: Sequence[Promise]) -> dict[str, WindowSummary]:

@@ -44,6 +44,18 @@ def broken_by(record: Record, promises: Sequence[Promise]) -> tuple[str, ...]:
     return broken_promises(record, promises) if record.is_complete else (FAILED,)
 
 
+def settled(records: Sequence[Record], first_index: int) -> list[Record]:
+    """The steady window's records from the first on, in the order of the schedule, up to the first that is missing.
+
+    first_index is that of the steady window's first request (Load.num_warm_up).
+    """
+    steady = {record.index: record for record in records if record.window is Window.STEADY}
+    found: list[Record] = []
+    while (record := steady.get(first_index + len(found))) is not None:
+        found.append(record)
+    return found
+
+
 def read_run(
     rate_per_s: float,
     seed: int,
@@ -52,9 +64,6 @@ def read_run(
     promises: Sequence[Promise],
     is_valid: bool = True,
 ) -> Run:
-    """The run out of its records; first_index is that of the steady window's first request (Load.num_warm_up)."""
-    steady = {record.index: record for record in records if record.window is Window.STEADY}
-    broken: list[tuple[str, ...]] = []
-    while (record := steady.get(first_index + len(broken))) is not None:
-        broken.append(broken_by(record, promises))
-    return Run(rate_per_s, seed, tuple(broken), is_valid)
+    """The run out of its records; first_index as for `settled`."""
+    broken = tuple(broken_by(record, promises) for record in settled(records, first_index))
+    return Run(rate_per_s, seed, broken, is_valid)

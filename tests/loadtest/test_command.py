@@ -129,7 +129,7 @@ async def test_a_mock_on_a_port_in_use_exits_with_2(capsys):
     assert f"--port {port}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "sweep", "goodput", "replay", "selftest", "mock"])
+@pytest.mark.parametrize("command", ["run", "sweep", "goodput", "replay", "compare", "selftest", "mock"])
 def test_help_fits_one_screen(command, capsys):
     with pytest.raises(SystemExit):
         parse(command, "--help")

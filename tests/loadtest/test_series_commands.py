@@ -124,3 +124,29 @@ def test_what_is_not_bounded_is_told_as_such():
 def test_a_file_without_runs_is_refused_by_field(content, message):
     with pytest.raises(ReportError, match=message):
         rates_from_json(content)
+
+
+async def test_two_sweeps_are_compared_from_their_files(tmp_path, capsys):
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    for path, gap_s in zip(paths, (0.002, 0.02), strict=True):
+        async with MockServer([Behaviour(gap_s=gap_s)]) as server:
+            words = ("--rates", "300,600", "--num-requests", "20", "--slo", "tpot=0.015", "--json", path)
+            assert await bench(server, "sweep", *words) == 0
+    out = tmp_path / "comparison.json"
+    assert main(parse("compare", *paths, "--json", str(out), "--markdown", str(tmp_path / "c.md"))) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "a serves more" in told
+    content = json.loads(out.read_text())
+    tpot = next(ratio for ratio in content["rates"][0]["latencies"] if ratio["latency"] == "tpot")
+    assert tpot["ratio"] > 3
+    assert tpot["interval"]["low"] > 1
+    assert "| p50 |" in (tmp_path / "c.md").read_text()
+
+
+def test_files_that_cannot_be_read_exit_with_2(tmp_path, capsys):
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"schema": "pdserve.loadtest.rates/1", "runs": 7}')
+    assert main(parse("compare", str(broken), str(broken))) == 2
+    assert f"{broken}: runs: must be a list" in capsys.readouterr().err
+    assert main(parse("compare", str(tmp_path / "none.json"), str(broken))) == 2
+    assert "none.json: cannot be read" in capsys.readouterr().err

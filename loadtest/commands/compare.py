@@ -1,0 +1,43 @@
+"""`pdserve bench compare`: two servers' answers to the same requests, from their files."""
+
+import argparse
+import functools
+from pathlib import Path
+
+from pdserve.loadtest.commands.exit_codes import EXIT_OK
+from pdserve.loadtest.commands.outputs import add_document_outputs, read_outputs
+
+HELP = "say whether two runs, sweeps or searches differ, and by how much"
+USAGE = "%(prog)s A.json B.json [options]"
+DESCRIPTION = (
+    "Compares files of run, replay, sweep or goodput request by request, where both sent the same schedule: ratios of "
+    "percentiles with 95 % intervals. What is not comparable is refused by name."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A.json", help="what a is compared with: the baseline")
+    parser.add_argument("b", metavar="B.json", help="whose numbers are divided by a's")
+    add_document_outputs(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    outputs = read_outputs(args)
+
+    # Not at the top: these load numpy, which help and other commands need not wait for.
+    from pdserve.loadtest.report.comparison_document import compare, describe_comparison, write_comparison
+    from pdserve.loadtest.report.markdown import write_document as write_markdown
+    from pdserve.loadtest.report.pairing import Source
+    from pdserve.loadtest.report.rates_report import read_runs
+    from pdserve.loadtest.report.text import format_document
+
+    a, b = (Source(name, read_runs(Path(name))) for name in (args.a, args.b))
+    comparison = compare(a, b)
+    document = describe_comparison(comparison, a, b)
+    print(format_document(document))
+    writers = {
+        "json": functools.partial(write_comparison, comparison),
+        "markdown": functools.partial(write_markdown, document),
+    }
+    outputs.write_with(writers)
+    return EXIT_OK
