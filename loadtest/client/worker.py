@@ -17,6 +17,7 @@ from pdserve.loadtest.client.driver import Job, PreparedRequest, drive
 from pdserve.loadtest.client.frames import Alive, Done, Message, Ready, Sent, Start, Stop, Task, pack, read_messages
 from pdserve.loadtest.client.lag import LagCanary
 from pdserve.loadtest.client.precise_loop import new_precise_loop
+from pdserve.loadtest.client.priority import wake_at_once
 
 # How long news waits for company: a wake-up of the parent for each piece would cost the server some of its core.
 _FLUSH_S = 0.05
@@ -106,6 +107,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for each request in flight
+    wake_at_once()
     connection = socket.socket(fileno=int(sys.argv[1]))
     with asyncio.Runner(loop_factory=new_precise_loop) as runner:
         runner.run(serve(connection))

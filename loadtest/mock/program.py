@@ -11,6 +11,7 @@ import signal
 import sys
 
 from pdserve.loadtest.client.precise_loop import new_precise_loop
+from pdserve.loadtest.client.priority import wake_at_once
 from pdserve.loadtest.mock.behaviour import Behaviour
 from pdserve.loadtest.mock.server import MockServer
 
@@ -32,6 +33,7 @@ def main() -> None:
     cpus = settings.pop("cpus")
     if cpus:
         os.sched_setaffinity(0, cpus)
+    wake_at_once()  # so that a time it tells is the time at which it wrote
     with asyncio.Runner(loop_factory=new_precise_loop) as runner:
         runner.run(serve(Behaviour(**settings)))
 
