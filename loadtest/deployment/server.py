@@ -29,12 +29,18 @@ LIFELINE = "PDSERVE_PARENT_PID"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """name: in reports. url: without /v1. cores: how many it is given, for figures per core."""
+    """A command line that serves at a URL, which is without /v1.
+
+    cores, num_nodes  what it is given, for figures per core and per node; 0 nodes: unknown
+    is_split          prefill and decode run on nodes of their own
+    """
 
     name: str
     url: str
     command: tuple[str, ...]
     cores: int
+    num_nodes: int = 0
+    is_split: bool = False
     environ: dict[str, str] = field(default_factory=dict)
 
 

@@ -26,12 +26,12 @@ class ProgressLine:
         self._width = 0
         self._drawn_at = -_REDRAW_S
 
-    def draw(self, progress: Progress, now: float) -> None:
-        """Redraw, unless it was just done; now is monotonic."""
+    def draw(self, progress: Progress, now: float, title: str = "") -> None:
+        """Redraw, unless it was just done; now is monotonic, title stands before the bar."""
         if now - self._drawn_at < _REDRAW_S:
             return
         self._drawn_at = now
-        line = format_progress(progress)
+        line = title + format_progress(progress)
         self._stream.write("\r" + line.ljust(self._width))
         self._stream.flush()
         self._width = len(line)

@@ -4,7 +4,8 @@ Servers are compared by the highest rate at which a share of requests keeps a pr
 the ratio is a paired bootstrap: runs of the same rate and seed sent the same requests, and the same of them count more
 for both servers (attainment.py), which leaves out what a hard prompt or a burst does to both alike. Each
 resample's ratio is taken at its worst and at its best within the two rates that each answer lies between, so nothing
-finer than the grid is ever claimed. "No difference shown" is the verdict when the interval holds 1.
+finer than the grid is ever claimed. "No difference shown" is the verdict when the interval reaches beyond 1
+on both sides; where it ends at 1, one server keeps a rate that the other does not.
 """
 
 import math
@@ -143,7 +144,7 @@ def _compare_rates(
         rate_b=found_b.rate,
         ratio=found_a.rate / found_b.rate if is_bounded else None,
         interval=interval,
-        winner=name_a if interval.low > 1 else name_b if interval.high < 1 else None,
+        winner=name_a if interval.low >= 1 else name_b if interval.high <= 1 else None,
     )
 
 

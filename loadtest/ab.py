@@ -1,0 +1,168 @@
+"""The A/B: servers over the same cores, one at a time and in turn, each searched for the rate it can promise.
+
+Every run starts its server anew, so that none finds prompts in a cache that another run has left. Called by
+`pdserve bench ab`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from pdserve.loadtest.client.target import Target
+from pdserve.loadtest.config import BenchConfig
+from pdserve.loadtest.deployment.server import Server, running
+from pdserve.loadtest.errors import TargetError
+from pdserve.loadtest.measures.record import Record
+from pdserve.loadtest.report.ab_report import AbConfig, AbReport, Contestant
+from pdserve.loadtest.report.environment import describe_environment
+from pdserve.loadtest.report.json_file import write_json
+from pdserve.loadtest.report.progress import Progress
+from pdserve.loadtest.report.report import Report
+from pdserve.loadtest.runner import run
+from pdserve.loadtest.search.budget import Budget, Choice
+from pdserve.loadtest.search.conclusion import Candidate, conclude
+from pdserve.loadtest.search.contest import Contest
+from pdserve.loadtest.search.diagnosis import Diagnosis, diagnose
+from pdserve.loadtest.search.goodput import GoodputConfig
+from pdserve.loadtest.search.runs import Run, read_run
+from pdserve.loadtest.search.verdict import Side, rank_servers
+from pdserve.loadtest.workload.load import Load
+
+# Requests of the first look at a server, one at a time.
+NUM_ALONE = 3
+# Of the rate at which each core serves one request at a time: near what a server can promise, so that few runs are
+# spent on finding the right order of magnitude.
+START_SHARE = 0.75
+# Of requests that must keep every promise, for the verdict.
+SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run of the A/B that is over, for whoever watches."""
+
+    name: str
+    run: Run
+    elapsed_s: float
+
+
+class Ab:
+    """One A/B under way.
+
+    on_progress  called with the name and rate of the run under way, and how far it is
+    on_ended     called after each run
+    """
+
+    def __init__(
+        self,
+        config: AbConfig,
+        on_progress: Callable[[str, float, Progress], None],
+        on_ended: Callable[[Ended], None],
+    ):
+        self._config = config
+        self._servers = {server.name: server for server in config.servers}
+        self._on_progress = on_progress
+        self._on_ended = on_ended
+        self._start_s = 0.0
+        self._failed: dict[str, Report] = {}
+        self._kept: dict[str, Report] = {}
+
+    async def run(self) -> AbReport:
+        """Search until all is known or the budget is spent. Raises what a run raises."""
+        config = self._config
+        started_at, began = datetime.now(UTC), time.monotonic()
+        deadline = began + config.budget_s
+        first_rate = config.first_rate_per_s or await self._first_rate()
+        search = GoodputConfig(first_rate, (SHARE,), config.step, num_requests=config.load.num_requests)
+        budget = Budget(ramp=config.load.ramp, switch_s=self._start_s)
+        contest = Contest(list(self._servers), search, budget)
+        while (choice := contest.next(deadline - time.monotonic())) is not None:
+            ended = await self._run(contest, choice, deadline)
+            contest.add(choice, ended)
+            self._on_ended(Ended(choice.name, ended, time.monotonic() - began))
+        return self._report(contest, started_at, time.monotonic() - began)
+
+    def _report(self, contest: Contest, started_at: datetime, elapsed_s: float) -> AbReport:
+        results = contest.results()
+        runs = {name: each.runs for name, each in contest.searches.items()}
+        contestants = tuple(
+            Contestant(server, results[name], runs[name], self._diagnose(name))
+            for name, server in self._servers.items()
+        )
+        promises = [str(each.measure) for each in self._config.promises]
+        candidates = [
+            Candidate(Side(each.server.name, each.runs), each.server.is_split, each.diagnosis)
+            for each in contestants
+            if any(each.num_requests for each in each.runs)
+        ]
+        return AbReport(
+            config=self._config,
+            started_at=started_at,
+            environment=describe_environment(),
+            elapsed_s=elapsed_s,
+            contestants=contestants,
+            conclusion=conclude(candidates, promises, SHARE),
+            ranking=rank_servers([each.side for each in candidates], promises) if len(candidates) > 1 else None,
+            is_finished=all(result.is_finished for result in results.values()),
+            shown=self._kept,
+        )
+
+    async def _first_rate(self) -> float:
+        """Near what the first server can promise, from a few requests one at a time."""
+        server = self._config.servers[0]
+        load = replace(self._config.load, num_requests=NUM_ALONE, ramp=0.0).at_rate(float("inf"))
+        report = await self._serve(server, load, replace(self._config.target, url=server.url, max_concurrency=1), None)
+        taken = sorted(record.service_e2e_s for record in report.records if record.is_complete)
+        if not taken:
+            raise TargetError(f"{server.name}: none of {NUM_ALONE} requests sent one at a time was answered in full")
+        return float(f"{START_SHARE * server.cores / taken[len(taken) // 2]:.2g}")
+
+    async def _run(self, contest: Contest, choice: Choice, deadline: float) -> Run:
+        config, ask, server = self._config, choice.ask, self._servers[choice.name]
+        load = replace(config.load, seed=ask.seed, num_requests=ask.num_requests).at_rate(ask.rate_per_s)
+        judge = contest.searches[choice.name].judge(ask, load.num_warm_up, config.promises)
+
+        def seen_enough(record: Record) -> bool:
+            return judge(record) or time.monotonic() > deadline
+
+        report = await self._serve(server, load, replace(config.target, url=server.url), seen_enough)
+        ended = read_run(
+            ask.rate_per_s,
+            ask.seed,
+            load.num_warm_up,
+            report.records,
+            config.promises,
+            report.summary.validity.is_valid,
+        )
+        self._remember(choice.name, ended, report)
+        return ended
+
+    async def _serve(
+        self, server: Server, load: Load, target: Target, judge: Callable[[Record], bool] | None
+    ) -> Report:
+        """One run at a server started for it; its log and its report are kept in the folder."""
+        name = f"{server.name.replace(' ', '_').replace(',', '')}-{load.rate_per_s:g}-{load.seed}"
+
+        def on_progress(progress: Progress) -> None:
+            self._on_progress(server.name, load.rate_per_s, progress)
+
+        async with running(server, self._config.folder / f"{name}.log") as start_s:
+            self._start_s = max(self._start_s, start_s)
+            report = await run(BenchConfig(target, load, self._config.promises), on_progress, judge)
+        write_json(report, self._config.folder / f"{name}.json")
+        return report
+
+    def _remember(self, name: str, ended: Run, report: Report) -> None:
+        """The highest rate that was kept is shown, the lowest that was not explained."""
+        if not ended.num_requests:
+            return
+        is_kept = sum(ended.kept()) >= SHARE * ended.num_requests
+        reports = self._kept if is_kept else self._failed
+        known = reports.get(name)
+        if known is None or (ended.rate_per_s > known.config.load.rate_per_s) is is_kept:
+            reports[name] = report
+
+    def _diagnose(self, name: str) -> Diagnosis | None:
+        report = self._failed.get(name)
+        return None if report is None else diagnose(report.records, self._config.promises)

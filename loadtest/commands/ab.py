@@ -1,0 +1,177 @@
+"""`pdserve bench ab`: does splitting pay for this load on this machine, and at what ratio?"""
+
+import argparse
+import asyncio
+import functools
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdserve.loadtest.commands.exit_codes import EXIT_OK
+from pdserve.loadtest.commands.flags import read_promises
+from pdserve.loadtest.commands.load_flags import add_load, add_rare, read_load
+from pdserve.loadtest.commands.outputs import add_outputs, read_outputs
+from pdserve.loadtest.deployment.layout import layouts, parse_ratios
+from pdserve.loadtest.errors import OptionError
+from pdserve.loadtest.options import parse_count, parse_number
+
+if TYPE_CHECKING:
+    from pdserve.loadtest.ab import Ended
+    from pdserve.loadtest.deployment.server import Server
+    from pdserve.loadtest.report.ab_report import AbReport
+    from pdserve.loadtest.report.progress import Progress
+
+HELP = "split against colocated nodes over the same cores: which serves more, and at what ratio"
+USAGE = "%(prog)s [--model DIR] [--slo LIST] [options]"
+DESCRIPTION = (
+    "Starts pdserve in every layout of the cores, in turn, and searches the highest rate that each can promise."
+)
+DEFAULT_NUM_REQUESTS = "150"
+DEFAULT_SLO = "ttft=2.0,tpot=0.06"
+MAX_BUDGET_MIN = 10_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", metavar="DIR", help="the model to serve (the demo model)")
+    add("--slo", default=DEFAULT_SLO, metavar="LIST", help=f"the promises, in seconds ({DEFAULT_SLO})")
+    add("--budget", default="20", metavar="MIN", help="minutes for all of it (20)")
+    add("--cores", metavar="N", help="cores to lay the nodes over, a node a core (all)")
+    add("--ratios", metavar="LIST", help="prefill:decode nodes to try, e.g. 1:3,2:2 (all that fit, 5 at most)")
+    add("--rate", metavar="R", help="requests a second to begin with (found by trying)")
+    add("--out", default="results/ab", metavar="DIR", help="logs and the report of each run (results/ab)")
+    add_load(parser)
+    add_outputs(parser)
+    add_rare(parser, "--up-flags", "", "'...'")
+    add_rare(parser, "--server", None, "'NAME|URL|COMMAND'")
+    add_rare(parser, "--tolerance", "0.1", "SHARE")
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.csv is not None:
+        raise OptionError(f"--csv {args.csv}: an A/B has no table of requests; each run's is in --out {args.out}")
+    promises = read_promises(args)
+    if args.slo is None or not promises:
+        raise OptionError("--slo: an A/B needs something that is promised")
+    budget_min = parse_number("--budget", "", args.budget)
+    if not 0 < budget_min <= MAX_BUDGET_MIN:
+        raise OptionError(f"--budget {args.budget}: must be above 0 and at most {MAX_BUDGET_MIN} minutes")
+    outputs = read_outputs(args)
+    servers = _servers(args)
+    folder = _folder(args.out)
+
+    # Not at the top: these load aiohttp and numpy, which help need not wait for.
+    from pdserve.loadtest.ab import Ab
+    from pdserve.loadtest.client.target import Target
+    from pdserve.loadtest.report.ab_document import describe_ab
+    from pdserve.loadtest.report.ab_report import AbConfig, write_json
+    from pdserve.loadtest.report.json_file import write_whole
+    from pdserve.loadtest.report.markdown import format_document as format_markdown
+    from pdserve.loadtest.report.progress import ProgressLine
+    from pdserve.loadtest.report.text import format_document
+
+    args.num_requests = args.num_requests or DEFAULT_NUM_REQUESTS
+    load = read_load(args, args.rate or "1")
+    config = AbConfig(
+        servers=servers,
+        target=Target(servers[0].url),
+        load=load,
+        promises=promises,
+        budget_s=60 * budget_min,
+        folder=folder,
+        first_rate_per_s=None if args.rate is None else load.rate_per_s,
+        step=1 + parse_number("--tolerance", "", args.tolerance),
+    )
+    line = ProgressLine(sys.stderr)
+
+    def draw(name: str, rate_per_s: float, progress: "Progress") -> None:
+        if sys.stderr.isatty():
+            line.draw(progress, time.monotonic(), f"{name} at {rate_per_s:g}/s ")
+
+    def tell(ended: "Ended") -> None:
+        line.close()
+        print(_describe(ended, budget_min), file=sys.stderr, flush=True)
+
+    try:
+        report: AbReport = asyncio.run(Ab(config, draw, tell).run())
+    finally:
+        line.close()
+    document = describe_ab(report)
+    print(format_document(document))
+    outputs.write_with(
+        {
+            "json": functools.partial(write_json, report),
+            "markdown": lambda path: write_whole(path, format_markdown(document)),
+            "html": functools.partial(_write_page, report),
+        }
+    )
+    return EXIT_OK
+
+
+def _write_page(report: "AbReport", path: Path) -> None:
+    # Plotly is an extra: only who wants a page needs it.
+    from pdserve.loadtest.report.ab_document import describe_ab
+    from pdserve.loadtest.report.page import write_html
+    from pdserve.loadtest.report.search_page import Searched, make_search_page
+
+    servers = [
+        Searched(contestant.server.name, contestant.result, report.shown.get(contestant.server.name))
+        for contestant in report.contestants
+    ]
+    share = report.contestants[0].result.rates[0].share
+    page = make_search_page(describe_ab(report), servers, report.config.promises, share, report.conclusion.headline)
+    write_html(page, path)
+
+
+def _servers(args: argparse.Namespace) -> tuple["Server", ...]:
+    from pdserve.loadtest.deployment.server import Server, free_url
+
+    available = len(os.sched_getaffinity(0))
+    cores = available if args.cores is None else parse_count("--cores", args.cores)
+    if cores > available:
+        raise OptionError(f"--cores {cores}: this machine lets us use {available}")
+    flags = [*([] if args.model is None else ["--model", args.model]), *_promised(args), *shlex.split(args.up_flags)]
+    servers = []
+    for layout in layouts(cores, () if args.ratios is None else parse_ratios(args.ratios)):
+        url = free_url()
+        command = layout.up_command(url, flags)
+        servers.append(Server(layout.name, url, command, cores, layout.num_nodes, layout.is_split))
+    if args.server is not None:
+        name, url, command = _parse_server(args.server)
+        servers.append(Server(name, url, command, cores))
+    return tuple(servers)
+
+
+def _promised(args: argparse.Namespace) -> list[str]:
+    """What `pdserve up` is told of the promises: it orders prompts and sizes chunks by them."""
+    flags = {"ttft": "--ttft-s", "tpot": "--tpot-s"}
+    limits = {str(promise.measure): promise.limit_s for promise in read_promises(args)}
+    return [word for name, flag in flags.items() if name in limits for word in (flag, str(limits[name]))]
+
+
+def _parse_server(text: str) -> tuple[str, str, tuple[str, ...]]:
+    name, _, rest = text.partition("|")
+    url, _, command = rest.partition("|")
+    if not (name and url and command):
+        raise OptionError(f"--server {text}: must be 'NAME|URL|COMMAND'")
+    return name, url.rstrip("/"), tuple(shlex.split(command))
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"--out {text}: cannot be made a folder: {error.strerror}") from None
+    return path
+
+
+def _describe(ended: "Ended", budget_min: float) -> str:
+    run = ended.run
+    return (
+        f"[{ended.elapsed_s / 60:4.1f} of {budget_min:g} min] {ended.name} at {run.rate_per_s:g}/s: "
+        f"{sum(run.kept())} of {run.num_requests} kept every promise" + ("" if run.is_valid else ", INVALID")
+    )
