@@ -180,10 +180,7 @@ class NodeLife:
         now = time.monotonic()
         for action in self.machine.handle(event, now):
             if isinstance(action, Send):
-                message = action.message
-                if isinstance(message, FirstToken | Begun):
-                    message = replace(message, told_s=time.monotonic() - now)
-                self.send(action.peer, message)
+                self.send(action.peer, stamped(action.message, now, time.monotonic))
             else:
                 self._execute(action)
         if self._is_leaving and self.machine.is_drained:
@@ -281,6 +278,11 @@ class NodeLife:
 
     def _welcome(self) -> Welcome:
         return Welcome(self._hello.node, self._pool_offer)
+
+
+def stamped(message: Message, since: float, clock: Callable[[], float]) -> Message:
+    """The message as it goes out: where it tells of the step that was over then, with how long that is ago."""
+    return replace(message, told_s=clock() - since) if isinstance(message, FirstToken | Begun) else message
 
 
 async def _finished(event: asyncio.Event) -> None:

@@ -201,6 +201,7 @@ class Outcome:
 class InProcessCluster:
     """num_prefill = 0 makes colocated nodes: decode nodes with the role `both`.
 
+    waited_s: what each message is said to have waited for a core before it was read.
     Without `cooperative` every prompt is handed off, which is what most tests are about. With `is_remote`
     decode nodes cannot map the pools of prefill nodes. baseline: on every node that has such a setting, and the router.
     """
@@ -231,6 +232,7 @@ class InProcessCluster:
         max_model_len: int = 100_000,
     ):
         self.now = 0.0
+        self.waited_s = 0.0
         self.hub = hub or MemoryHub(latency_s=0.0001)
         self.timing = timing or Timing()
         self.hasher = BlockHasher(b"f" * 32, spec.block_size, root=root_of(baseline.prefix_cache))
@@ -502,7 +504,7 @@ class InProcessCluster:
             self.now = max(self.now, hub_time)
             for receiver, sender, message in self.hub.deliver(self.now):
                 self.trace.append((self.now, f"{sender}>{receiver}", message))
-                self._receive(receiver, Received(sender, message))
+                self._receive(receiver, Received(sender, message, self.waited_s))
             return
         self.now, _, what = heapq.heappop(self._events)
         what()

@@ -165,6 +165,16 @@ def test_the_ledgers_of_a_crowd_add_up(seed: int):
         told(cluster, request)
 
 
+@pytest.mark.parametrize("num_prefill", [1, 0], ids=["split", "both"])
+def test_what_messages_waited_for_a_core_is_no_links(num_prefill: int):
+    cluster = InProcessCluster(num_prefill)
+    cluster.waited_s = 0.00005
+    ledger = served(cluster, 40)
+    # The request and the token, then the prompt's end, which is no message where it was computed, and the next token.
+    assert ledger["first_token"]["cpu_wait_s"] == pytest.approx(0.0001, abs=1e-6)
+    assert ledger["second_token"]["cpu_wait_s"] == pytest.approx(0.0001 if num_prefill else 0.0, abs=1e-6)
+
+
 def test_a_node_tells_of_each_request_once():
     cluster = InProcessCluster()
     served(cluster, 21, n=3)
