@@ -5,7 +5,7 @@ import functools
 from pathlib import Path
 
 from pdserve.loadtest.commands.exit_codes import EXIT_OK
-from pdserve.loadtest.commands.outputs import add_document_outputs, read_outputs
+from pdserve.loadtest.commands.outputs import read_outputs
 
 HELP = "say whether two runs, sweeps or searches differ, and by how much"
 USAGE = "%(prog)s A.json B.json [options]"
@@ -18,7 +18,9 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A.json", help="what a is compared with: the baseline")
     parser.add_argument("b", metavar="B.json", help="whose numbers are divided by a's")
-    add_document_outputs(parser)
+    parser.add_argument("--json", metavar="FILE", help="write the comparison there")
+    parser.add_argument("--markdown", metavar="FILE", help="and its tables there")
+    parser.set_defaults(html=None, csv=None)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -1,21 +1,17 @@
 """`pdserve bench goodput`: the highest rate at which one server keeps its promises."""
 
 import argparse
-import asyncio
-import functools
 import math
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pdserve.loadtest.commands.exit_codes import EXIT_OK
 from pdserve.loadtest.commands.flags import add_selftest, add_target, read_promises, read_selftest, read_target
 from pdserve.loadtest.commands.load_flags import add_load, add_rare, read_load
-from pdserve.loadtest.commands.outputs import add_document_outputs, read_outputs
-from pdserve.loadtest.commands.series_flags import Watch, add_units, read_seeds, read_units
-from pdserve.loadtest.commands.sweep import tell_cut_short
+from pdserve.loadtest.commands.outputs import add_rates_outputs, read_outputs
+from pdserve.loadtest.commands.series import Watch, add_units, carry_out, read_seeds, read_units, report_rates
 from pdserve.loadtest.config import BenchConfig
-from pdserve.loadtest.errors import LoadtestError, OptionError
+from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_count, parse_number
 from pdserve.loadtest.workload.arrivals import Replay, Steps
 from pdserve.loadtest.workload.load import Load
@@ -36,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load(parser)
     add_target(parser)
     add_selftest(parser)
-    add_document_outputs(parser)
+    add_rates_outputs(parser)
     add_rare(parser, "--seeds", NUM_SEEDS, "N")
     add_rare(parser, "--shares", "0.9,0.99", "LIST")
     add_rare(parser, "--tolerance", "0.05", "SHARE")
@@ -59,10 +55,7 @@ def main(args: argparse.Namespace) -> int:
         raise OptionError(f"--budget-s {args.budget_s}: must be a number of seconds above 0")
 
     # Not at the top: these load numpy, which help and other commands need not wait for.
-    from pdserve.loadtest.report.markdown import write_document as write_markdown
     from pdserve.loadtest.report.rates_document import describe_search, format_known
-    from pdserve.loadtest.report.rates_report import write_rates
-    from pdserve.loadtest.report.text import format_document
     from pdserve.loadtest.search.goodput import GoodputConfig, GoodputSearch
     from pdserve.loadtest.series import Series
 
@@ -74,23 +67,11 @@ def main(args: argparse.Namespace) -> int:
 
     series = Series(config, watch.draw, tell, tests_itself)
     ends_at = time.monotonic() + budget_s
-    code = EXIT_OK
-    try:
-        asyncio.run(series.search(search, lambda: ends_at - time.monotonic()))
-    except (LoadtestError, KeyboardInterrupt) as error:
-        # What was measured until then is worth as much as it was.
-        if not series.runs:
-            raise
-        code = tell_cut_short(error)
-    finally:
-        watch.close()
+    code = carry_out(series, series.search(search, lambda: ends_at - time.monotonic()), watch)
     if not series.runs:
         raise OptionError(f"--budget-s {args.budget_s}: is too short for one run of --num-requests {load.num_requests}")
     report = series.report(search.result(), units)
-    document = describe_search(report)
-    print(format_document(document))
-    writers = {"json": functools.partial(write_rates, report), "markdown": functools.partial(write_markdown, document)}
-    outputs.write_with(writers)
+    report_rates(report, describe_search(report), outputs)
     return code
 
 

@@ -53,11 +53,13 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     add("--markdown", metavar="FILE", help=argparse.SUPPRESS)
 
 
-def add_document_outputs(parser: argparse.ArgumentParser) -> None:
-    """For commands whose result is a document of sentences and tables."""
-    parser.add_argument("--json", metavar="FILE", help="write the result with all of its runs there; also --markdown")
-    parser.add_argument("--markdown", metavar="FILE", help=argparse.SUPPRESS)
-    parser.set_defaults(html=None, csv=None)
+def add_rates_outputs(parser: argparse.ArgumentParser) -> None:
+    """For commands whose result is several runs."""
+    add = parser.add_argument
+    add("--json", metavar="FILE", help="write the result with all runs there; --html FILE: a page; also --markdown")
+    add("--html", metavar="FILE", help=argparse.SUPPRESS)
+    add("--markdown", metavar="FILE", help=argparse.SUPPRESS)
+    parser.set_defaults(csv=None)
 
 
 def read_outputs(args: argparse.Namespace) -> Outputs:

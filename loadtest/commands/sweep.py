@@ -1,17 +1,13 @@
 """`pdserve bench sweep`: one load at one server, at each of several rates."""
 
 import argparse
-import asyncio
-import functools
-import sys
 
-from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_NOT_MEASURED, EXIT_OK
 from pdserve.loadtest.commands.flags import add_selftest, add_target, read_promises, read_selftest, read_target
-from pdserve.loadtest.commands.load_flags import add_load, read_load
-from pdserve.loadtest.commands.outputs import add_document_outputs, read_outputs
-from pdserve.loadtest.commands.series_flags import Watch, add_units, read_seeds, read_units
+from pdserve.loadtest.commands.load_flags import add_load, add_rare, read_load
+from pdserve.loadtest.commands.outputs import add_rates_outputs, read_outputs
+from pdserve.loadtest.commands.series import Watch, add_units, carry_out, read_seeds, read_units, report_rates
 from pdserve.loadtest.config import BenchConfig
-from pdserve.loadtest.errors import LoadtestError, OptionError
+from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_count, parse_number
 
 HELP = "run the same load at several rates: what is kept and how fast, over the rate"
@@ -22,11 +18,11 @@ MAX_RATES = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rates", required=True, metavar="LIST", help="requests a second of each run, e.g. 0.5,1,1.5")
-    parser.add_argument("--seeds", default="1", metavar="N", help="runs at each rate, each with its own seed (1)")
     add_load(parser)
     add_target(parser)
     add_selftest(parser)
-    add_document_outputs(parser)
+    add_rates_outputs(parser)
+    add_rare(parser, "--seeds", "1", "N")
     add_units(parser)
 
 
@@ -40,38 +36,15 @@ def main(args: argparse.Namespace) -> int:
     tests_itself = read_selftest(args)
 
     # Not at the top: these load numpy, which help and other commands need not wait for.
-    from pdserve.loadtest.report.markdown import write_document as write_markdown
     from pdserve.loadtest.report.rates_document import describe_sweep
-    from pdserve.loadtest.report.rates_report import write_rates
-    from pdserve.loadtest.report.text import format_document
     from pdserve.loadtest.series import Series, read_sweep
 
     watch = Watch()
     series = Series(config, watch.draw, watch.tell, tests_itself)
-    code = EXIT_OK
-    try:
-        asyncio.run(series.sweep(rates, num_seeds))
-    except (LoadtestError, KeyboardInterrupt) as error:
-        # What was measured until then is worth as much as it was.
-        if not series.runs:
-            raise
-        code = tell_cut_short(error)
-    finally:
-        watch.close()
+    code = carry_out(series, series.sweep(rates, num_seeds), watch)
     report = series.report(read_sweep(series.runs), units)
-    document = describe_sweep(report)
-    print(format_document(document))
-    writers = {"json": functools.partial(write_rates, report), "markdown": functools.partial(write_markdown, document)}
-    outputs.write_with(writers)
+    report_rates(report, describe_sweep(report), outputs)
     return code
-
-
-def tell_cut_short(error: BaseException) -> int:
-    """Say why a series ended before its time; returns the exit code."""
-    is_interrupted = isinstance(error, KeyboardInterrupt)
-    reason = "interrupted" if is_interrupted else str(error)
-    print(f"pdserve bench: {reason}; reported is what was measured until then", file=sys.stderr)
-    return EXIT_INTERRUPTED if is_interrupted else EXIT_NOT_MEASURED
 
 
 def parse_rates(text: str) -> tuple[float, ...]:

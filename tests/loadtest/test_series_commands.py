@@ -41,12 +41,15 @@ async def test_goodput_finds_a_bound_for_a_server_that_is_fast_enough_for_all(tm
     path = tmp_path / "goodput.json"
     async with MockServer() as server:
         words = ("--rate", "100000", "--num-requests", "60", "--slo", "ttft=3600", "--shares", "0.9")
-        assert await bench(server, "goodput", *words, "--per", "nodes=2,cores=4", "--json", str(path)) == 0
+        outputs = ("--json", str(path), "--html", str(tmp_path / "page.html"), "--markdown", str(tmp_path / "page.md"))
+        assert await bench(server, "goodput", *words, "--per", "nodes=2,cores=4", *outputs) == 0
     printed = capsys.readouterr()
     words = " ".join(printed.out.split())
     assert "90 % keep every promise up to 100,000 requests/s (95 %: 100,000 to no upper bound)" in words
     assert "50,000 a node, 25,000 a core; at least: no rate tried was too high" in words
     assert "kept by 60 of 60" in printed.err
+    assert "100,000 requests/s" in (tmp_path / "page.md").read_text()
+    assert "50,000 a node" in (tmp_path / "page.html").read_text()
     report = rates_from_json(json.loads(path.read_text()))
     assert (report.units, len(report.runs), report.result.is_finished) == (Units(nodes=2, cores=4), 1, True)
 
