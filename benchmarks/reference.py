@@ -12,31 +12,17 @@ quiet meanwhile.
 """
 
 import argparse
+import asyncio
 import json
-import os
 import shlex
-import signal
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 30.0
+from pdserve.loadtest.deployment.server import Server, running
 
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    name: str
-    url: str
-    command: tuple[str, ...]
+BENCH = (sys.executable, "-m", "pdserve.launch.cli", "bench", "run", "--slo", "ttft=2.0,tpot=0.06")
 
 
 def main() -> int:
@@ -44,7 +30,7 @@ def main() -> int:
     parser.add_argument("--server", action="append", default=[], help="NAME|URL|COMMAND, may be repeated")
     parser.add_argument("--rates", default="0.6,0.8,1.0")
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--num-requests", type=int, default=100)
+    parser.add_argument("--num-requests", type=int, default=150)
     parser.add_argument("--out", type=Path, default=Path("results/reference"))
     parser.add_argument("--table", action="store_true", help="print the table of what --out holds, run nothing")
     options = parser.parse_args()
@@ -52,58 +38,27 @@ def main() -> int:
     if not options.table:
         servers = [parse_server(text) for text in options.server]
         for seed in options.seeds.split(","):
-            for server in servers:
-                for rate in options.rates.split(","):
-                    run_point(server, rate, seed, options.num_requests, options.out)
+            for rate in options.rates.split(","):
+                for server in servers:
+                    asyncio.run(run_point(server, rate, seed, options.num_requests, options.out))
     print(table(options.out))
     return 0
 
 
 def parse_server(text: str) -> Server:
     name, url, command = text.split("|", 2)
-    return Server(name, url, tuple(shlex.split(command)))
+    return Server(name, url, tuple(shlex.split(command)), cores=0)
 
 
-def run_point(server: Server, rate: str, seed: str, num_requests: int, out: Path) -> None:
-    bench = [str(Path(sys.executable).with_name("pdserve")), "bench", "run", "--slo", "ttft=2.0,tpot=0.06"]
+async def run_point(server: Server, rate: str, seed: str, num_requests: int, out: Path) -> None:
     file = out / f"{server.name}-{rate}-{seed}.json"
     point = ["--rate", rate, "--seed", seed, "--num-requests", str(num_requests), "--json", str(file)]
     print(f"{server.name}, {rate}/s, seed {seed}", file=sys.stderr, flush=True)
-    with file.with_suffix(".log").open("w") as log, running(server.command, log) as process:
-        wait_until_served(server.url, process)
-        subprocess.run([*bench, "--url", server.url, *point], check=False, stdout=subprocess.DEVNULL)
-
-
-@contextmanager
-def running(command: Sequence[str], log: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A server for as long as it is looked at; ended with all that it has started."""
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        yield process
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def wait_until_served(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Until one short completion is answered."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    model = ""
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
-                model = json.load(answer)["data"][0]["id"]
-            body = json.dumps({"model": model, "prompt": [1000, 1001, 1002], "max_tokens": 2}).encode()
-            request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    raise SystemExit(f"no server at {url} within {START_TIMEOUT_S:g} s, exit code {process.poll()}")
+    async with running(server, file.with_suffix(".log")):
+        bench = await asyncio.create_subprocess_exec(
+            *BENCH, "--url", server.url, *point, stdout=asyncio.subprocess.DEVNULL
+        )
+        await bench.wait()
 
 
 def table(out: Path) -> str:
