@@ -7,7 +7,7 @@ import argparse
 import sys
 from types import ModuleType
 
-from pdserve.loadtest.commands import ab, compare, goodput, mock, replay, run, selftest, sweep
+from pdserve.loadtest.commands import ab, ablate, compare, goodput, mock, replay, run, selftest, sweep
 from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_NOT_MEASURED
 from pdserve.loadtest.commands.flags import OneScreen
 from pdserve.loadtest.errors import LoadtestError
@@ -19,6 +19,7 @@ COMMANDS: dict[str, ModuleType] = {
     "replay": replay,
     "compare": compare,
     "ab": ab,
+    "ablate": ablate,
     "selftest": selftest,
     "mock": mock,
 }
