@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pdserve.loadtest.commands.exit_codes import EXIT_OK
 from pdserve.loadtest.commands.flags import read_promises
 from pdserve.loadtest.commands.load_flags import add_load, add_rare, read_load
-from pdserve.loadtest.commands.outputs import add_outputs, read_outputs
+from pdserve.loadtest.commands.outputs import add_outputs, make_folder, read_outputs
 from pdserve.loadtest.deployment.layout import layouts, parse_ratios
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_count, parse_number
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
         raise OptionError(f"--budget {args.budget}: must be above 0 and at most {MAX_BUDGET_MIN} minutes")
     outputs = read_outputs(args)
     servers = _servers(args)
-    folder = _folder(args.out)
+    folder = make_folder("--out", args.out)
 
     # Not at the top: these load aiohttp and numpy, which help need not wait for.
     from pdserve.loadtest.ab import Ab
@@ -158,15 +158,6 @@ def _parse_server(text: str) -> tuple[str, str, tuple[str, ...]]:
     if not (name and url and command):
         raise OptionError(f"--server {text}: must be 'NAME|URL|COMMAND'")
     return name, url.rstrip("/"), tuple(shlex.split(command))
-
-
-def _folder(text: str) -> Path:
-    path = Path(text)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"--out {text}: cannot be made a folder: {error.strerror}") from None
-    return path
 
 
 def _describe(ended: "Ended", budget_min: float) -> str:

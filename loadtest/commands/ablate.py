@@ -7,11 +7,10 @@ import os
 import shlex
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.exit_codes import EXIT_OK
-from pdserve.loadtest.commands.outputs import add_outputs, read_outputs
+from pdserve.loadtest.commands.outputs import add_document_outputs, make_folder, read_outputs
 from pdserve.loadtest.deployment.layout import Layout, parse_ratios
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_count, parse_number
@@ -45,23 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", default="0", metavar="N", help="fixes lengths and prompts of the first round (0)")
     add("--up-flags", default="", metavar="'...'", help="further flags of `pdserve up`, in every run")
     add("--out", default="results/ablate", metavar="DIR", help="logs and the report of each run (results/ablate)")
-    add_outputs(parser)
+    add_document_outputs(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    for name in ("csv", "html"):
-        if getattr(args, name) is not None:
-            raise OptionError(f"--{name} {getattr(args, name)}: an ablation has --json and --markdown alone")
     outputs = read_outputs(args)
     budget_min = parse_number("--budget", "", args.budget)
     if not 0 < budget_min <= MAX_BUDGET_MIN:
         raise OptionError(f"--budget {args.budget}: must be above 0 and at most {MAX_BUDGET_MIN} minutes")
-    names, layout, folder = _names(args.only), _layout(args.nodes), _folder(args.out)
+    names, layout, folder = _names(args.only), _layout(args.nodes), make_folder("--out", args.out)
 
     # Not at the top: these load aiohttp and numpy, which help need not wait for.
     from pdserve.loadtest.ablation import Ablation
-    from pdserve.loadtest.report.ablation_report import AblationConfig, format_ablation, write_json, write_markdown
+    from pdserve.loadtest.report.ablation_report import AblationConfig, describe_ablation, write_json
+    from pdserve.loadtest.report.markdown import write_document
     from pdserve.loadtest.report.progress import ProgressLine
+    from pdserve.loadtest.report.text import format_document
     from pdserve.loadtest.search.ablation import STEPS
 
     config = AblationConfig(
@@ -76,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
 
     def draw(name: str, progress: "Progress") -> None:
         if sys.stderr.isatty():
-            line.draw(progress, time.monotonic())
+            line.draw(progress, time.monotonic(), f"{name} ")
 
     def tell(ended: "Ended") -> None:
         line.close()
@@ -87,9 +85,11 @@ def main(args: argparse.Namespace) -> int:
         report: AblationReport = asyncio.run(Ablation(config, draw, tell).run())
     finally:
         line.close()
-    print(format_ablation(report))
-    writers = {"json": write_json, "markdown": write_markdown}
-    outputs.write_with({name: functools.partial(write, report) for name, write in writers.items()})
+    document = describe_ablation(report)
+    print(format_document(document))
+    outputs.write_with(
+        {"json": functools.partial(write_json, report), "markdown": functools.partial(write_document, document)}
+    )
     return EXIT_OK
 
 
@@ -111,12 +111,3 @@ def _layout(nodes: str) -> Layout:
     if num_decode < 1 or (":" in nodes and num_prefill < 1) or layout.num_nodes > cores:
         raise OptionError(f"--nodes {nodes}: must be N or P:D, a core for each, and we may use {cores} cores here")
     return layout
-
-
-def _folder(text: str) -> Path:
-    path = Path(text)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"--out {text}: cannot be made a folder: {error.strerror}") from None
-    return path

@@ -70,6 +70,16 @@ def read_outputs(args: argparse.Namespace) -> Outputs:
     return Outputs(paths)
 
 
+def make_folder(flag: str, text: str) -> Path:
+    """The folder for the files of many runs, made if need be. Raises OptionError naming the flag."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"{flag} {text}: cannot be made a folder: {error.strerror}") from None
+    return path
+
+
 def _write_page(report: "Report", path: Path) -> None:
     # Plotly is an extra: only who wants a page needs it.
     from pdserve.loadtest.report.run_page import write_page

@@ -1,4 +1,4 @@
-"""What an ablation has found, as a table and sentences, on a terminal, as Markdown and as JSON."""
+"""What an ablation has found, as sentences and a table, and as JSON. The writers of documents set them."""
 
 import dataclasses
 import json
@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pdserve.loadtest.deployment.layout import Layout
+from pdserve.loadtest.report.document import Document
 from pdserve.loadtest.report.environment import Environment
+from pdserve.loadtest.report.facts import Fact
 from pdserve.loadtest.report.json_file import write_whole
-from pdserve.loadtest.report.markdown import escape
-from pdserve.loadtest.report.markdown import format_table as format_markdown_table
-from pdserve.loadtest.report.tables import MISSING, Fact, Table
-from pdserve.loadtest.report.text import format_fact, format_table, wrap
+from pdserve.loadtest.report.tables import MISSING, Table
 from pdserve.loadtest.report.units import format_rate, format_seconds, format_share
 from pdserve.loadtest.search.ablation import Gain, Measure, Step, Unit
 
@@ -58,17 +57,27 @@ class AblationReport:
     measured: tuple[Measured, ...]
 
 
-def describe(report: AblationReport) -> str:
-    """What was compared, in a sentence."""
-    where = f"{report.environment.num_cpus} cores of {report.environment.cpu_model}"
-    return (
-        f"pdserve ({report.config.layout.name}) as it is against itself without one step at a time, on {where}, "
-        f"{report.elapsed_s / 60:.1f} minutes"
+def describe_ablation(report: AblationReport) -> Document:
+    """Sentences and tables, for a terminal and as Markdown."""
+    invalid = [each.step.name for each in report.measured if not each.is_valid]
+    return Document(
+        heading=f"pdserve ({report.config.layout.name}) as it is, against itself without one step at a time",
+        lead=(
+            f"{report.environment.num_cpus} cores of {report.environment.cpu_model}, "
+            f"{report.elapsed_s / 60:.1f} minutes, seeds from {report.config.seed}"
+        ),
+        tables=(_tabulate(report),),
+        facts=tuple(_explain(each) for each in reversed(report.measured)),
+        warning=(
+            f"INVALID: {', '.join(invalid)}: the client was late, the runs' own reports say by how much"
+            if invalid
+            else None
+        ),
     )
 
 
-def tabulate(report: AblationReport) -> Table:
-    """One line a measure; the first of each step is the one that is quoted."""
+def _tabulate(report: AblationReport) -> Table:
+    """One line a measure; the first of each step is the one that others report."""
     rows = []
     for each in report.measured:
         for index, measure in enumerate(each.step.measures):
@@ -76,35 +85,14 @@ def tabulate(report: AblationReport) -> Table:
             gain = each.gains[measure.title]
             cells = (MISSING,) * 3 if gain is None else _cells(measure, gain)
             rows.append((title, measure.title, *cells))
-    return Table("Ablation", ("step", "measure", "with", "without", "gain"), tuple(rows))
+    return Table("What each step brings", ("step", "measure", "with", "without", "gain"), tuple(rows))
 
 
-def gather(report: AblationReport) -> tuple[Fact, ...]:
-    """Of each step: what others report, and why it may be something else here."""
-    facts = []
-    for each in report.measured:
-        step = each.step
-        runs = "one pair of runs" if each.num_rounds == 1 else f"{each.num_rounds} pairs of runs"
-        invalid = "" if each.is_valid else " INVALID: the client was late, see the runs' own reports."
-        facts.append(
-            Fact(step.name, f"reported: {step.quoted} ({step.source}). Ours ({runs}): {step.differs}.{invalid}")
-        )
-    return tuple(facts)
-
-
-def format_ablation(report: AblationReport) -> str:
-    """Within 100 columns."""
-    lines = [*wrap(describe(report)), "", *format_table(tabulate(report)), ""]
-    for fact in gather(report):
-        lines += format_fact(fact)
-    return "\n".join(lines)
-
-
-def write_markdown(report: AblationReport, path: Path) -> None:
-    """Raises OSError."""
-    lines = [f"### {escape(describe(report))}", "", *format_markdown_table(tabulate(report)), ""]
-    lines += [f"- **{escape(fact.label)}**: {escape(fact.text)}" for fact in gather(report)]
-    write_whole(path, "\n".join(lines) + "\n")
+def _explain(measured: Measured) -> Fact:
+    """What others report, and why it may be something else here."""
+    step = measured.step
+    runs = "one pair of runs" if measured.num_rounds == 1 else f"{measured.num_rounds} pairs of runs"
+    return Fact(step.name, f"reported: {step.quoted} ({step.source}). Here ({runs}): {step.differs}.")
 
 
 def write_json(report: AblationReport, path: Path) -> None:

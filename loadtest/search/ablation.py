@@ -232,17 +232,21 @@ def _table(name: str, lengths: Sequence[tuple[int, int]]) -> Trace:
 
 NUM_SLOTS = 8
 MEAN_ANSWER, LONGEST_ANSWER = 64, 384
-_ANSWERS = exponential_lengths(MEAN_ANSWER, LONGEST_ANSWER, 64)
+_ANSWERS = exponential_lengths(MEAN_ANSWER, LONGEST_ANSWER, 128)
 
 
 def _at_once(lengths: DrawnLengths | Trace, num_requests: int, shared_prefix: SharedPrefix | None = None) -> Load:
     return Load(math.inf, num_requests, lengths, ramp=0.0, shared_prefix=shared_prefix)
 
 
-_SATURATED = _at_once(_table("exponential answers", [(48, answer) for answer in _ANSWERS]), 2 * len(_ANSWERS))
+def _each_once(table: Trace) -> Load:
+    return _at_once(table, len(table.requests))
+
+
+_SATURATED = _each_once(_table("exponential answers", [(48, answer) for answer in _ANSWERS]))
 _SYSTEM_PROMPTS = _at_once(DrawnLengths(Span(32, 64), Span(16, 16)), 48, SharedPrefix(1024, 2))
-_LONG_BESIDE_SHORT = _at_once(
-    _table("heavy tail", [*[(64, 64)] * 10, *[(256, 64)] * 2, *[(1024, 64)] * 2, *[(2048, 64)] * 2]), 48
+_LONG_BESIDE_SHORT = _each_once(
+    _table("heavy tail", [*[(64, 64)] * 30, *[(256, 64)] * 6, *[(1024, 64)] * 6, *[(2048, 64)] * 6])
 )
 
 STEPS = (

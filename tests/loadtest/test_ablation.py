@@ -14,7 +14,8 @@ from pdserve.loadtest.client.target import Api
 from pdserve.loadtest.commands import ablate
 from pdserve.loadtest.commands.command import add_arguments, main
 from pdserve.loadtest.deployment.layout import Layout
-from pdserve.loadtest.report.ablation_report import AblationConfig, format_ablation, to_json, write_json, write_markdown
+from pdserve.loadtest.report.ablation_report import AblationConfig, describe_ablation, to_json, write_json
+from pdserve.loadtest.report.text import format_document
 from pdserve.loadtest.search.ablation import (
     FIRST_TOKEN,
     GAP,
@@ -182,18 +183,16 @@ async def test_pairs_of_runs_become_a_table_with_what_others_report(tmp_path):
     (measured,) = report.measured
     assert measured.num_rounds == 2
     assert 1 < measured.gains[GAP.title].low <= measured.gains[GAP.title].high
-    text = format_ablation(report)
+    text = format_document(describe_ablation(report))
     assert max(map(len, text.splitlines())) <= 100
     words = " ".join(text.split())
     assert "Sarathi-Serve" in words
     assert "2 pairs of runs" in words
 
 
-async def test_a_report_is_written_as_markdown_and_json(tmp_path):
+async def test_a_report_is_written_as_json_with_what_others_report(tmp_path):
     report = await Ablation(make_config(tmp_path), ignore, ignore).run()
-    write_markdown(report, tmp_path / "x.md")
     write_json(report, tmp_path / "x.json")
-    assert "| prompts in chunks over whole ones | gap, p99 |" in (tmp_path / "x.md").read_text()
     content = json.loads((tmp_path / "x.json").read_text())
     assert content == to_json(report)
     assert content["steps"][0]["gains"][GAP.title]["factor"] > 1
@@ -223,7 +222,7 @@ def run_command(*words: str) -> int:
         (["--nodes", "1:0"], "--nodes 1:0: must be N or P:D"),
         (["--nodes", "x"], "--nodes x: must be a whole number"),
         (["--budget", "nan"], "--budget nan: must be above 0"),
-        (["--csv", "x.csv"], "--csv x.csv: an ablation has --json and --markdown alone"),
+        (["--out", "/dev/null/x"], "--out /dev/null/x: cannot be made a folder"),
         (["--seed", "x"], "--seed x: must be a whole number"),
     ],
 )
