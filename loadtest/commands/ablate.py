@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.exit_codes import EXIT_OK
-from pdserve.loadtest.commands.outputs import add_document_outputs, make_folder, read_outputs
+from pdserve.loadtest.commands.outputs import make_folder, read_outputs
 from pdserve.loadtest.deployment.layout import Layout, parse_ratios
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_count, parse_number
@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", default="0", metavar="N", help="fixes lengths and prompts of the first round (0)")
     add("--up-flags", default="", metavar="'...'", help="further flags of `pdserve up`, in every run")
     add("--out", default="results/ablate", metavar="DIR", help="logs and the report of each run (results/ablate)")
-    add_document_outputs(parser)
+    add("--json", metavar="FILE", help="write the result there; likewise --markdown FILE")
+    add("--markdown", metavar="FILE", help=argparse.SUPPRESS)
+    parser.set_defaults(html=None, csv=None)
 
 
 def main(args: argparse.Namespace) -> int:
