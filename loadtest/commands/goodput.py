@@ -19,7 +19,7 @@ from pdserve.loadtest.workload.load import Load
 if TYPE_CHECKING:
     from pdserve.loadtest.report.report import Report
 
-HELP = "search the highest rate at which 90 % (and 99 %) of the requests keep every promise"
+HELP = "search the highest rate at which 90 %% (and 99 %%) of the requests keep every promise"
 USAGE = "%(prog)s [--url URL] --slo LIST [--rate R] [options]"
 DESCRIPTION = "Doubles or halves the rate from the first guess, then bisects; ends runs that clearly fail early."
 # The verdict's default: runs of so many requests, three a rate.
