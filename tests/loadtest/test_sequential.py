@@ -1,10 +1,12 @@
+import math
+
 import numpy as np
 import pytest
 
 from pdserve.loadtest.measures.promise import Measure, Promise
 from pdserve.loadtest.search.judge import Judge
 from pdserve.loadtest.search.runs import Run, read_run
-from pdserve.loadtest.search.sequential import MAX_ERROR, Decision, decide
+from pdserve.loadtest.search.sequential import MAX_ERROR, Decision, decide, log_evidence
 from pdserve.loadtest.workload.window import Window
 from tests.loadtest.samples import make_record
 
@@ -44,6 +46,20 @@ def test_a_share_below_the_threshold_passes_less_often_than_one_at_it_and_a_clea
 def test_150_requests_settle_what_is_clear():
     assert chances_of_deciding(0.99, 0.9, 150)[0] > 0.9
     assert chances_of_deciding(0.7, 0.9, 150)[1] > 0.99
+
+
+@pytest.mark.parametrize("threshold", [0.9, 0.99])
+def test_the_evidence_has_a_mean_of_1_at_the_threshold_after_any_number_of_requests(threshold):
+    """That is what its guarantee rests on."""
+    for total in (1, 7, 150):
+        mean = sum(
+            math.comb(total, kept)
+            * threshold**kept
+            * (1 - threshold) ** (total - kept)
+            * math.exp(log_evidence(kept, total, threshold))
+            for kept in range(total + 1)
+        )
+        assert mean == pytest.approx(1.0)
 
 
 def test_nothing_is_decided_before_the_first_request():

@@ -102,9 +102,11 @@ def test_a_server_that_was_never_measured_comes_first():
     assert [choice.name for choice in choices] == ["b", "a"]
 
 
-def test_a_server_that_cannot_win_any_more_comes_last():
-    choices = rank(searches(slow=0.4, fast=1.4), 1e6, Budget())
-    assert [choice.name for choice in choices] == ["fast", "slow"]
+def test_a_server_that_cannot_win_any_more_comes_last_even_if_more_is_open_about_it():
+    slow = search_through(SyntheticServer(0.4, 60.0).run, ONLY_90, most_runs=1)
+    fast = search_through(SyntheticServer(2.5, 60.0).run, ONLY_90, most_runs=3)
+    choices = rank({"slow": slow, "fast": fast}, 1e6, Budget())
+    assert [(choice.name, choice.is_behind) for choice in choices] == [("fast", False), ("slow", True)]
 
 
 def test_a_server_that_is_up_comes_before_its_equal():
