@@ -71,13 +71,13 @@ def draw_compared(
 
 
 def _curve(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Points of the cumulative curve of sorted values, all of the tail among them."""
+    """Points of the cumulative curve of sorted values from 0 on, all of the tail among them."""
     ranks = np.arange(1, values.size + 1)
     if values.size > _MAX_POINTS:
         body = np.linspace(0, values.size - 1, _MAX_POINTS - _MAX_POINTS // 4).astype(int)
         tail = np.arange(values.size - _MAX_POINTS // 4, values.size)
         ranks = np.unique(np.concatenate([body, tail])) + 1
-    return values[ranks - 1], ranks / values.size
+    return np.concatenate([values[:1], values[ranks - 1]]), np.concatenate([[0.0], ranks / values.size])
 
 
 def _mark_percentiles(plot: go.Figure, values: np.ndarray) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pdserve.loadtest.measures.harness import HarnessError
+from pdserve.loadtest.measures.ledger import Reconciliation
 from pdserve.loadtest.measures.promise import Promise
 from pdserve.loadtest.measures.summary import Summary
 from pdserve.loadtest.report.report import Report
+from pdserve.loadtest.report.tables import reconcile_steady
 from pdserve.loadtest.report.units import format_bytes, format_count, format_rate, format_seconds, format_share
 from pdserve.loadtest.workload.load import Load
 from pdserve.loadtest.workload.trace import Trace
@@ -75,6 +77,16 @@ def describe_harness(harness: HarnessError | None) -> str:
     )
 
 
+def describe_account(title: str, account: Reconciliation) -> str:
+    """How much of the time to a token the server's stages leave open, and whether that is within what is allowed."""
+    verdict = "which adds up" if account.adds_up else f"which is {account.used_p99:.2g} times what is allowed"
+    return (
+        f"{title}: unexplained {format_seconds(account.unexplained.p50)} at p50, "
+        f"{format_seconds(account.unexplained.p99)} at p99, {verdict}; {format_share(account.share_explained)} of "
+        f"{format_count(account.num_requests)} requests are explained"
+    )
+
+
 def explain_invalid(summary: Summary) -> str | None:
     """Why the run must not be believed; None where it may."""
     validity = summary.validity
@@ -103,6 +115,7 @@ def gather_facts(report: Report) -> tuple[Fact, ...]:
             f"{format_rate(summary.completed_per_s)} requests/s, {format_rate(summary.input_tokens_per_s)} input and "
             f"{format_rate(summary.output_tokens_per_s)} output tokens/s, over {summary.duration_s:.1f} s",
         ),
+        *(Fact("ledger", describe_account(*account)) for account in reconcile_steady(report.records).items()),
         Fact("promise", _describe_kept(report.config.promises, summary)),
         Fact("goodput", f"{format_rate(summary.goodput_per_s)} requests/s kept every promise"),
     )

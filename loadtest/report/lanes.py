@@ -5,31 +5,11 @@ Without a server's ledger a lane has what the client saw: the wait for the first
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from pdserve.loadtest.measures.kept import broken_promises
+from pdserve.loadtest.measures.ledger import Kind, Span, time_line
 from pdserve.loadtest.measures.promise import Promise
 from pdserve.loadtest.measures.record import Record
-
-
-class Kind(StrEnum):
-    """What a stage is drawn as."""
-
-    QUEUE = "queue"
-    PREFILL = "prefill"
-    TRANSFER = "transfer"
-    DECODE = "decode"
-    OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stage on the time line, in seconds since the start of the run."""
-
-    name: str
-    kind: Kind
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +33,8 @@ def _make_lane(record: Record, promises: Sequence[Promise]) -> Lane:
     flaw = record.error
     if record.is_complete and (broken := broken_promises(record, promises)):
         flaw = "broke " + ", ".join(broken)
-    return Lane(record.index, _clients_view(record), record.ended_s, flaw, not record.is_complete)
+    spans = time_line(record) if record.is_complete else None
+    return Lane(record.index, spans or _clients_view(record), record.ended_s, flaw, not record.is_complete)
 
 
 def _clients_view(record: Record) -> tuple[Span, ...]:
@@ -61,6 +42,6 @@ def _clients_view(record: Record) -> tuple[Span, ...]:
     if not times:
         return (Span("no token", Kind.OTHER, record.intended_s, record.ended_s),)
     return (
-        Span("first token", Kind.OTHER, record.intended_s, times[0]),
+        Span("wait for the first token", Kind.OTHER, record.intended_s, times[0]),
         Span("stream", Kind.DECODE, times[0], times[-1]),
     )

@@ -4,14 +4,15 @@ Plain results in, figures out: who searched and how is none of its business.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from pdserve.loadtest.measures.distribution import Distribution
 from pdserve.loadtest.report.figure import PERCENT, Figure, new_plot, percent, plain
 from pdserve.loadtest.report.palette import LIMIT, SERIES, SYMBOLS, line_of, translucent
-from pdserve.loadtest.report.units import format_count, format_rate, format_share
+from pdserve.loadtest.report.units import format_count, format_rate, format_seconds, format_share
 from pdserve.loadtest.search.answer import CurvePoint, GoodputRate, GoodputResult
 
 _HEIGHT = 400
@@ -71,6 +72,42 @@ def draw_rates(curves: Sequence[Curve], share: float) -> Figure | None:
     if num_known < len(curves):
         caption += " A server without one kept it at no rate that was tried, or too few requests were sent to tell."
     return Figure("rates", "Highest rate that can be promised", caption, plot, is_wide=True)
+
+
+def draw_latency(
+    name: str, title: str, curves: Mapping[str, Sequence[tuple[float, Distribution]]], limit_s: float | None
+) -> Figure | None:
+    """A latency's median and p99 over the rate; None where no server has it at two rates.
+
+    curves  of each server, by name: rates and the latency there, ascending
+    """
+    if all(len(points) < 2 for points in curves.values()):
+        return None
+    plot = new_plot(_HEIGHT - 80)
+    for place, (server, points) in enumerate(curves.items()):
+        prefix = f"{plain(server)}, " if len(curves) > 1 else ""
+        for label, dash, values in (
+            ("median", "solid", [values.p50 for _, values in points]),
+            ("p99", "dot", [values.p99 for _, values in points]),
+        ):
+            text = [f"{prefix}{label} {format_seconds(value)}" for value in values]
+            plot.add_scatter(
+                x=[rate for rate, _ in points], y=values, mode="lines+markers", name=prefix + label, text=text,
+                line={"color": SERIES[place % len(SERIES)], "width": 2.5, "dash": dash},
+                marker={"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 8},
+                hovertemplate="%{text} at %{x:.3g}/s<extra></extra>",
+            )  # fmt: skip
+    if limit_s is not None:
+        words = f"promise {format_seconds(limit_s)}"
+        plot.add_hline(
+            y=limit_s,
+            line={"color": LIMIT, "width": 2, "dash": "dash"},
+            annotation={"text": words, "font": {"color": LIMIT}},
+            annotation_position="top left",
+        )
+    plot.update_yaxes(rangemode="tozero", tickformat="~g", ticksuffix=" s", fixedrange=True)
+    plot.update_xaxes(title_text="requests a second", rangemode="tozero", tickformat=",")
+    return Figure(name, title, "Of all runs at a rate together.", plot)
 
 
 def _add_curve(plot: go.Figure, curve: Curve, place: int) -> None:

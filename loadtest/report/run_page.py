@@ -11,7 +11,8 @@ from pdserve.loadtest.report.facts import describe_load, describe_promises, desc
 from pdserve.loadtest.report.figure import Figure
 from pdserve.loadtest.report.page import Card, Page, Section, write_html
 from pdserve.loadtest.report.report import Report
-from pdserve.loadtest.report.tables import MISSING, gather_tables
+from pdserve.loadtest.report.stage_figure import draw_stages
+from pdserve.loadtest.report.tables import MISSING, gather_tables, reconcile_steady
 from pdserve.loadtest.report.time_figure import draw_over_time
 from pdserve.loadtest.report.units import format_count, format_rate, format_seconds, format_share
 from pdserve.loadtest.workload.window import Window
@@ -34,6 +35,7 @@ def write_page(report: Report, path: Path) -> None:
 
 def make_page(report: Report) -> Page:
     target, sent = report.config.target, describe_load(report.config.load)
+    stages = draw_stages(reconcile_steady(report.records))
     return Page(
         title=f"Load test of {report.model} {describe_rate(report.config.load)}",
         subtitle=f"{sent}. {target.url}, {target.api}, {report.started_at:%Y-%m-%d %H:%M} UTC.",
@@ -42,6 +44,7 @@ def make_page(report: Report) -> Page:
         notes=gather_notes(report),
         sections=(
             Section("Latencies", figures=_draw_latencies(report)),
+            Section("Where the time goes", figures=() if stages is None else (stages,)),
             Section("Over time", figures=(draw_over_time(report),)),
             Section("Numbers", tables=gather_tables(report)),
         ),

@@ -4,18 +4,18 @@ Called by the commands with what they have found; imports plotly.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pdserve.loadtest.measures.distribution import Distribution, describe
 from pdserve.loadtest.measures.latencies import values_of
 from pdserve.loadtest.measures.promise import Measure, Promise
-from pdserve.loadtest.measures.record import Record
 from pdserve.loadtest.report.distribution_figures import draw_compared
 from pdserve.loadtest.report.document import Document
 from pdserve.loadtest.report.facts import describe_attainment, describe_promises
 from pdserve.loadtest.report.figure import Figure
 from pdserve.loadtest.report.page import Card, Page, Section
-from pdserve.loadtest.report.rate_figure import Curve, draw_attainment, draw_rates
+from pdserve.loadtest.report.rate_figure import Curve, draw_attainment, draw_latency, draw_rates
 from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.report.tables import MISSING
 from pdserve.loadtest.report.time_figure import draw_over_time
@@ -33,11 +33,16 @@ _COMPARED = (
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """One server and what was found of it. shown: a run to look at closer, such as one at the highest rate kept."""
+    """One server and what was found of it.
+
+    shown  a run to look at closer, such as one at the highest rate kept
+    runs   all of them, for latencies over the rate; empty leaves these out
+    """
 
     name: str
     result: GoodputResult
     shown: Report | None = None
+    runs: tuple[Report, ...] = ()
 
 
 def make_search_page(
@@ -50,9 +55,9 @@ def make_search_page(
     verdict   what came of it, above everything else
     """
     curves = [Curve(server.name, server.result) for server in servers]
-    figures = (draw_attainment(curves, share), draw_rates(curves, share))
+    figures = (draw_attainment(curves, share), draw_rates(curves, share), *_draw_latencies(servers, promises))
     sections = [
-        Section("Promises kept over rate", figures=tuple(figure for figure in figures if figure is not None)),
+        Section("Over the rate", figures=tuple(figure for figure in figures if figure is not None)),
         _compare_runs(servers, promises),
         *(_look_closer(server, place) for place, server in enumerate(servers)),
         Section("Numbers", tables=document.tables),
@@ -64,7 +69,7 @@ def make_search_page(
         verdict=verdict,
         cards=tuple(_make_card(server, share) for server in servers),
         notes=tuple(f"{fact.label}: {fact.text}" if fact.label else fact.text for fact in document.facts),
-        sections=tuple(section for section in sections if section.figures or section.tables),
+        sections=tuple(sections),
     )
 
 
@@ -83,13 +88,28 @@ def _make_card(server: Searched, share: float) -> Card:
     )
 
 
+def _draw_latencies(servers: Sequence[Searched], promises: tuple[Promise, ...]) -> Iterator[Figure | None]:
+    limits = {promise.measure: promise.limit_s for promise in promises}
+    for name, title, measure in _COMPARED:
+        curves = {server.name: _over_rate(server.runs, name) for server in servers if server.runs}
+        yield draw_latency(f"{name}-over-rate", f"{title} over rate", curves, limits.get(measure))
+
+
+def _over_rate(runs: Sequence[Report], name: str) -> list[tuple[float, Distribution]]:
+    """A latency of the runs at each rate together, ascending; rates without an answer are left out."""
+    rates = sorted({run.config.load.rate_per_s for run in runs})
+    pooled = ((rate, [run for run in runs if run.config.load.rate_per_s == rate]) for rate in rates)
+    described = ((rate, describe(value for run in group for value in _values(run, name))) for rate, group in pooled)
+    return [(rate, values) for rate, values in described if values is not None]
+
+
 def _compare_runs(servers: Sequence[Searched], promises: tuple[Promise, ...]) -> Section:
     """The latencies of the runs that are shown, in common plots."""
     limits = {promise.measure: promise.limit_s for promise in promises}
     shown = {server.name: server.shown for server in servers if server.shown is not None}
     figures: list[Figure | None] = []
     for name, title, measure in _COMPARED:
-        values = {server: list(values_of(name, _judged(report))) for server, report in shown.items()}
+        values = {server: list(_values(report, name)) for server, report in shown.items()}
         figures.append(draw_compared(f"compared-{name}", title, values, limits.get(measure)))
     rates = ", ".join(f"{name} at {format_rate(run.config.load.rate_per_s)}/s" for name, run in shown.items())
     return Section(
@@ -97,8 +117,10 @@ def _compare_runs(servers: Sequence[Searched], promises: tuple[Promise, ...]) ->
     )
 
 
-def _judged(report: Report) -> list[Record]:
-    return [record for record in report.records if record.is_complete and record.window is Window.STEADY]
+def _values(report: Report, name: str) -> Iterator[float]:
+    """A latency of the requests that are judged."""
+    steady = (record for record in report.records if record.is_complete and record.window is Window.STEADY)
+    return values_of(name, steady)
 
 
 def _look_closer(server: Searched, place: int) -> Section:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pdserve.loadtest.measures.bootstrap import Interval
 from pdserve.loadtest.measures.distribution import Distribution
 from pdserve.loadtest.measures.failures import classify
+from pdserve.loadtest.measures.ledger import Reconciliation, first_token, reconcile, second_token
 from pdserve.loadtest.measures.record import Record
 from pdserve.loadtest.measures.summary import Summary
 from pdserve.loadtest.report.report import Report
@@ -48,6 +49,7 @@ def gather_tables(report: Report) -> tuple[Table, ...]:
         tabulate_latencies(report.summary),
         tabulate_intervals(report.summary),
         tabulate_windows(report.summary),
+        *(tabulate_stages(title, account) for title, account in reconcile_steady(report.records).items()),
         tabulate_errors(report.records),
     )
     return tuple(table for table in tables if table.rows)
@@ -103,6 +105,35 @@ def tabulate_windows(summary: Summary) -> Table:
     )
 
 
+def reconcile_steady(records: Sequence[Record]) -> dict[str, Reconciliation]:
+    """The server's accounts of the first and of the second token over the steady window, where it gives them."""
+    steady = [record for record in records if record.window is Window.STEADY]
+    tokens = (("first token", first_token), ("second token", second_token))
+    return {title: found for title, account in tokens if (found := reconcile(steady, account)) is not None}
+
+
+def tabulate_stages(title: str, account: Reconciliation) -> Table:
+    """The stages of the time to a token; shares are of the time of all."""
+    return Table(
+        f"Stages to the {title}",
+        ("", "kind", "mean", "p50", "p90", "p99", "share"),
+        tuple(
+            (
+                name_stage(stage.name),
+                str(stage.kind),
+                *(_signed_seconds(value) for value in (stage.mean_s, stage.p50_s, stage.p90_s, stage.p99_s)),
+                format_share(stage.share),
+            )
+            for stage in account.stages
+        ),
+    )
+
+
+def name_stage(name: str) -> str:
+    """A stage as people say it: "prefill queue" for prefill_queue_s."""
+    return name.removesuffix("_s").replace("_", " ")
+
+
 def tabulate_errors(records: Sequence[Record]) -> Table:
     """Failed requests of all windows by kind, with the words of the first of each."""
     failed = [record for record in records if record.error is not None]
@@ -133,6 +164,11 @@ def _describe(values: Distribution) -> tuple[str, ...]:
 
 def _middle_and_end(values: Distribution | None) -> tuple[str, str]:
     return (MISSING, MISSING) if values is None else (format_seconds(values.p50), format_seconds(values.p99))
+
+
+def _signed_seconds(value: float) -> str:
+    """What is unexplained is below 0 where an account has more than there was."""
+    return f"-{format_seconds(-value)}" if value < 0 else format_seconds(value)
 
 
 def _span(interval: Interval) -> str:

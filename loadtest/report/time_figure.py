@@ -9,12 +9,15 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from pdserve.loadtest.client.gauges import GaugeSample
+from pdserve.loadtest.measures.ledger import Kind, Span
 from pdserve.loadtest.measures.rates import steady_span
 from pdserve.loadtest.measures.record import Record
 from pdserve.loadtest.report.figure import Figure, new_plot, percent, plain
-from pdserve.loadtest.report.lanes import Kind, Lane, Span, gather_lanes
+from pdserve.loadtest.report.lanes import Lane, gather_lanes
 from pdserve.loadtest.report.palette import BLUE, DASHES, GREEN, GREY, OCHRE, PURPLE, VERMILION, translucent
 from pdserve.loadtest.report.report import Report
+from pdserve.loadtest.report.stage_figure import KIND_COLOURS
+from pdserve.loadtest.report.tables import name_stage
 from pdserve.loadtest.report.units import format_count, format_seconds
 from pdserve.loadtest.workload.window import Window
 
@@ -25,13 +28,6 @@ _ROW_PX = 170
 _GAP_PX = 62
 _MAX_BINS = 150
 _BINS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, float("inf"))
-_KINDS: dict[Kind, tuple[str, str]] = {
-    Kind.QUEUE: ("queue", GREY),
-    Kind.PREFILL: ("prefill", BLUE),
-    Kind.TRANSFER: ("transfer", VERMILION),
-    Kind.DECODE: ("decode", GREEN),
-    Kind.OTHER: ("waiting", translucent(GREY, 0.45)),
-}
 _ROLES = {"prefill": BLUE, "decode": GREEN, "both": OCHRE}
 
 
@@ -96,7 +92,7 @@ def _draw_lanes(lanes: Sequence[Lane]) -> _Row:
     for lane in lanes:
         for span in lane.spans:
             spans[span.kind].append((lane, span))
-    traces = [_draw_spans(kind, spans[kind]) for kind in _KINDS if spans[kind]]
+    traces = [_draw_spans(kind, spans[kind]) for kind in KIND_COLOURS if spans[kind]]
     flaws = ((False, "broke a promise", "diamond-open", PURPLE), (True, "failed", "x", VERMILION))
     for has_failed, name, symbol, colour in flaws:
         flawed = [lane for lane in lanes if lane.flaw is not None and lane.has_failed is has_failed]
@@ -107,16 +103,15 @@ def _draw_lanes(lanes: Sequence[Lane]) -> _Row:
 
 
 def _draw_spans(kind: Kind, spans: Sequence[tuple[Lane, Span]]) -> go.Bar:
-    name, colour = _KINDS[kind]
     return go.Bar(
         orientation="h",
-        name=name,
+        name=str(kind),
         y=[lane.index for lane, _ in spans],
         base=[span.start_s for _, span in spans],
         x=[span.end_s - span.start_s for _, span in spans],
-        marker={"color": colour, "line": {"width": 0}},
+        marker={"color": KIND_COLOURS[kind], "line": {"width": 0}},
         customdata=[
-            f"request {lane.index}, {plain(span.name)}: {format_seconds(span.end_s - span.start_s)}"
+            f"request {lane.index}, {name_stage(span.name)}: {format_seconds(span.end_s - span.start_s)}"
             f"<br>{span.start_s:.2f} to {span.end_s:.2f} s"
             for lane, span in spans
         ],
