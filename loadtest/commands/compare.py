@@ -2,10 +2,16 @@
 
 import argparse
 import functools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.exit_codes import EXIT_OK
 from pdserve.loadtest.commands.outputs import read_outputs
+
+if TYPE_CHECKING:
+    from pdserve.loadtest.report.document import Document
+    from pdserve.loadtest.report.pairing import Source
 
 HELP = "say whether two runs, sweeps or searches differ, and by how much"
 USAGE = "%(prog)s A.json B.json [options]"
@@ -20,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", metavar="B.json", help="whose numbers are divided by a's")
     parser.add_argument("--json", metavar="FILE", help="write the comparison there")
     parser.add_argument("--markdown", metavar="FILE", help="and its tables there")
-    parser.set_defaults(html=None, csv=None)
+    parser.add_argument("--html", metavar="FILE", help="and a page with both servers' curves there")
+    parser.set_defaults(csv=None)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -40,6 +47,18 @@ def main(args: argparse.Namespace) -> int:
     writers = {
         "json": functools.partial(write_comparison, comparison),
         "markdown": functools.partial(write_markdown, document),
+        "html": functools.partial(_write_page, document, (a, b)),
     }
     outputs.write_with(writers)
     return EXIT_OK
+
+
+def _write_page(document: "Document", sources: "Sequence[Source]", path: Path) -> None:
+    # Plotly is an extra: only who wants a page needs it.
+    from pdserve.loadtest.report.page import write_html
+    from pdserve.loadtest.report.search_page import Searched, make_search_page
+
+    # Two files may have the same name, and one file may be given twice.
+    named = zip(("a", "b"), sources, strict=True)
+    servers = [Searched(f"{letter}: {source.name}", None, source.runs[0], source.runs) for letter, source in named]
+    write_html(make_search_page(document, servers, sources[0].runs[0].config.promises), path)

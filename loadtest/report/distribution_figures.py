@@ -103,13 +103,13 @@ def _set_axes(plot: go.Figure, values: np.ndarray, limit_s: float | None) -> Non
         mark_limit(plot, limit_s, f"promise {format_seconds(limit_s)}", is_log)
     plot.update_yaxes(range=[0, 104], tickvals=_SHARES, ticktext=[f"{share} %" for share in _SHARES], **PERCENT)
     if not is_log:
-        # To the right of p99 its label needs room.
-        high = max(longest * 1.03, percentile(values, 99) * 1.28)
+        # The labels of p99 and of the promise need room to their right.
+        high = max(longest * 1.03, percentile(values, 99) * 1.28, (limit_s or 0.0) * 1.15)
         plot.update_xaxes(range=[0, high], rangemode="tozero")
         _label_seconds(plot, high)
         return
     low = max(percentile(values, 1), _SMALLEST_S) * 0.8
-    plot.update_xaxes(type="log", range=[np.log10(low), np.log10(longest) + 0.12])
+    plot.update_xaxes(type="log", range=[np.log10(low), np.log10(longest) + 0.15])
     exponents = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(longest))) + 1)
     ticks = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
     plot.update_xaxes(tickvals=ticks, ticktext=[_short_seconds(tick) for tick in ticks])

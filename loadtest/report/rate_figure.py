@@ -105,7 +105,7 @@ def draw_latency(
             annotation={"text": words, "font": {"color": LIMIT}},
             annotation_position="top left",
         )
-    plot.update_yaxes(rangemode="tozero", tickformat="~g", ticksuffix=" s", fixedrange=True)
+    plot.update_yaxes(rangemode="tozero", tickformat="~s", ticksuffix="s", fixedrange=True)
     plot.update_xaxes(title_text="requests a second", rangemode="tozero", tickformat=",")
     return Figure(name, title, "Of all runs at a rate together.", plot)
 

@@ -16,7 +16,7 @@ from pdserve.loadtest.search.attainment import cross, points_of
 def write_rates_page(report: RatesReport, document: Document, path: Path) -> None:
     """Raises OSError; the file is there in full or as it was before."""
     share = report.result.rates[0].share
-    server = Searched(report.runs[0].model, report.result, _choose(report, share))
+    server = Searched(report.runs[0].model, report.result, _choose(report, share), report.runs)
     write_html(make_search_page(document, [server], report.config.promises, share), path)
 
 

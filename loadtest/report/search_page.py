@@ -1,4 +1,4 @@
-"""The page of a sweep, a goodput search or an A/B: the verdict, the curves of all servers, their runs, tables.
+"""The page of a sweep, a search, a comparison or an A/B: the verdict, the curves of all servers, their runs, tables.
 
 Called by the commands with what they have found; imports plotly.
 """
@@ -19,7 +19,7 @@ from pdserve.loadtest.report.rate_figure import Curve, draw_attainment, draw_lat
 from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.report.tables import MISSING
 from pdserve.loadtest.report.time_figure import draw_over_time
-from pdserve.loadtest.report.units import format_rate, format_rates
+from pdserve.loadtest.report.units import format_rate, format_rates, format_share
 from pdserve.loadtest.search.answer import GoodputResult
 from pdserve.loadtest.workload.window import Window
 
@@ -35,18 +35,23 @@ _COMPARED = (
 class Searched:
     """One server and what was found of it.
 
-    shown  a run to look at closer, such as one at the highest rate kept
-    runs   all of them, for latencies over the rate; empty leaves these out
+    result  None where only runs are compared
+    shown   a run to look at closer, such as one at the highest rate kept
+    runs    all of them, for latencies over the rate; empty leaves these out
     """
 
     name: str
-    result: GoodputResult
+    result: GoodputResult | None
     shown: Report | None = None
     runs: tuple[Report, ...] = ()
 
 
 def make_search_page(
-    document: Document, servers: Sequence[Searched], promises: tuple[Promise, ...], share: float, verdict: str = ""
+    document: Document,
+    servers: Sequence[Searched],
+    promises: tuple[Promise, ...],
+    share: float = 0.9,
+    verdict: str = "",
 ) -> Page:
     """The page.
 
@@ -54,8 +59,9 @@ def make_search_page(
     share     of requests that must keep every promise
     verdict   what came of it, above everything else
     """
-    curves = [Curve(server.name, server.result) for server in servers]
-    figures = (draw_attainment(curves, share), draw_rates(curves, share), *_draw_latencies(servers, promises))
+    curves = [Curve(server.name, server.result) for server in servers if server.result is not None]
+    found = (draw_attainment(curves, share), draw_rates(curves, share)) if curves else ()
+    figures = (*found, *_draw_latencies(servers, promises))
     sections = [
         Section("Over the rate", figures=tuple(figure for figure in figures if figure is not None)),
         _compare_runs(servers, promises),
@@ -75,6 +81,10 @@ def make_search_page(
 
 def _make_card(server: Searched, share: float) -> Card:
     kept = f"{100 * share:g} % kept every promise"
+    if server.result is None:
+        summary = None if server.shown is None else server.shown.summary
+        kept = MISSING if summary is None else format_share(summary.slo_attainment)
+        return Card(server.name, kept, "of the requests kept every promise")
     rate = next((rate for rate in server.result.rates if math.isclose(rate.share, share)), None)
     if rate is None:
         return Card(server.name, MISSING, f"not searched for where {kept}")

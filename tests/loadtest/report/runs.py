@@ -34,3 +34,13 @@ def make_report(records=MIXED, loop_lags_s=(0.001,), rate_per_s=2.0, target=None
 def make_harness(stamp_s=0.0002, send_s=0.0006):
     stamps, sends = describe([stamp_s]), describe([send_s])
     return HarnessError(32, 1, 50.0, 0, stamps, sends, lags=sends, loop_lag=None, lag_is_valid=True)
+
+
+def make_told(index=0, start_s=0.0):
+    """A request whose server tells where its time went: 0.1 s queued, 0.3 s of prefill, 0.1 s moved, then tokens."""
+    ledger = {
+        "first_token": {"queue_s": 0.1, "chunks_s": 0.3, "delivery_s": 0.01},
+        "second_token": {"copy_s": 0.1, "first_step_s": 0.05, "delivery_s": 0.01},
+    }
+    times = (start_s + 0.41, start_s + 0.56, start_s + 0.7)
+    return make_record(index=index, intended_s=start_s, token_times_s=times, server_metrics=ledger)

@@ -6,7 +6,7 @@ from pdserve.loadtest.client.gauges import GaugeSample, NodeSample
 from pdserve.loadtest.report.page import render
 from pdserve.loadtest.report.run_page import make_page
 from tests.loadtest.report.pages import HOSTILE, Elements, figures_of, trace_names
-from tests.loadtest.report.runs import MIXED, make_report
+from tests.loadtest.report.runs import MIXED, make_report, make_told
 from tests.loadtest.samples import make_record
 
 GAUGES = tuple(
@@ -59,6 +59,15 @@ def test_the_promise_is_marked_in_the_figure_it_limits_alone(page):
 def test_the_time_line_shows_stages_flaws_queues_and_memory(page):
     names = trace_names(figures_of(page)["over-time"])
     assert {"decode", "failed", "broke a promise", "router, queued", "prefill, waiting", "P0, prefill"} <= names
+
+
+def test_with_a_ledger_requests_are_drawn_by_the_servers_stages():
+    figures = figures_of(render(make_page(make_report([make_told(), make_told(1, 2.0)]))))
+    kinds = {"queue", "prefill", "transfer", "decode"}
+    assert kinds <= trace_names(figures["over-time"])
+    assert kinds <= trace_names(figures["stages"])
+    bars = {trace["hovertemplate"].partition(":")[0]: trace["x"] for trace in figures["stages"]["data"]}
+    assert bars["chunks"] == [pytest.approx(0.3)]
 
 
 def test_without_gauges_the_time_line_has_the_clients_view_alone():

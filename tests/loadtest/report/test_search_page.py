@@ -97,3 +97,17 @@ def test_no_name_of_a_server_becomes_markup_or_script():
     assert Elements(text).of("img") == []
     assert len(Elements(text).of("script")) == 2
     assert "<img" not in str(figures_of(text))
+
+
+def test_latencies_over_the_rate_pool_the_runs_at_a_rate():
+    runs = tuple(make_report(rate_per_s=rate) for rate in (1.0, 1.0, 2.0))
+    figures = figures_of(make_page(Searched("a", make_result(), runs=runs)))
+    medians = next(trace for trace in figures["ttft-over-rate"]["data"] if trace["name"] == "median")
+    assert medians["x"] == [1.0, 2.0]
+    assert medians["y"] == [0.5, 0.5]
+
+
+def test_runs_are_compared_without_any_search():
+    figures = figures_of(make_page(Searched("a", None, make_report()), Searched("b", None, make_report())))
+    assert trace_names(figures["compared-tpot"]) == {"a", "b"}
+    assert "attainment" not in figures

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from pdserve.loadtest.report.text import WIDTH, format_report
 from pdserve.loadtest.report.units import format_bytes, format_rate, format_seconds
-from tests.loadtest.report.runs import MIXED, make_harness, make_report
+from tests.loadtest.report.runs import MIXED, make_harness, make_report, make_told
 from tests.loadtest.samples import make_record
 
 
@@ -24,6 +26,19 @@ def test_the_table_stays_within_its_width_whatever_the_server_is_called():
 
 def test_notes_of_what_is_rough_are_in_the_table():
     assert "note        lengths were capped" in format_report(make_report(notes=("lengths were capped",)))
+
+
+def test_the_servers_stages_are_tabulated_and_what_they_leave_open_is_judged():
+    text = format_report(make_report([make_told(), make_told(1, 2.0)]))
+    (chunks,) = {tuple(line.split()) for line in text.splitlines() if line.startswith("chunks") and "73.2 %" in line}
+    assert chunks[:4] == ("chunks", "prefill", "300", "ms")
+    assert "first token: unexplained 0.00 ms at p50, 0.00 ms at p99, which adds up" in text
+
+
+def test_an_account_that_leaves_much_open_does_not_add_up():
+    told = make_told()
+    vague = replace(told, server_metrics={"first_token": {"queue_s": 0.1}})
+    assert "which is 15 times what is allowed" in " ".join(format_report(make_report([vague])).split())
 
 
 def test_the_harness_quotes_its_own_error():
