@@ -172,6 +172,10 @@ class Endpoint:
             self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._tell_refused)
         return False
 
+    def read_wait_s(self) -> float:
+        """How long what the loop begins with now may have waited for a core, at most."""
+        return self._cpu_wait.read(time.monotonic())
+
     def descriptor(self, link_id: LinkId) -> int | None:
         """The number of a link's connection, which belongs to libzmq; None before anything has come by it."""
         link = self._links.get(link_id)
@@ -224,7 +228,7 @@ class Endpoint:
         if link is None:
             link = self._accept(routing_id, descriptor)
         self.counters.num_received += 1
-        self.waited_s = self._cpu_wait.read(time.monotonic())
+        self.waited_s = self.read_wait_s()
         self._call(link.id, self._on_message, link.id, envelope)
 
     def _accept(self, routing_id: bytes, descriptor: int) -> _Link:

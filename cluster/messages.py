@@ -351,7 +351,7 @@ class Begun:
     fetch_s, copy_s, verify_s          until all were verified: on their way, being copied, being summed; of a prompt
                                        that was computed here nothing
     queue_s, step_s                    until its first step began, and until the token was drawn
-    waited_s                           for a core before the End was read, at most
+    waited_s                           for a core before the request and the End were read, at most
     told_s                             until this went out, filled in by who sends it
     """
 

@@ -120,7 +120,8 @@ class HandOffs:
             return self._ends.fail(job, reason, now)
         pull.end = message
         if job.beginning is None:
-            job.beginning = Beginning(now, now, waited_s=self.waited_s)
+            # A short prompt is computed before this node has read that it is to have it.
+            job.beginning = Beginning(now, now, waited_s=job.sequence.waited_s + self.waited_s)
         self._heard(job, pull, now)
         return []
 

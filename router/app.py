@@ -42,6 +42,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID = web.RequestKey("request_id", str)
 ARRIVED_AT = web.RequestKey("arrived_at", float)
 READ_S = web.RequestKey("read_s", float)
+WAITED_S = web.RequestKey("waited_s", float)
 MAX_REQUEST_ID = 128
 MAX_LINE_BYTES = 8190
 
@@ -197,6 +198,7 @@ class FrontDoor:
         return _json_response(200, self._service.overview())
 
     async def _read_body(self, request: web.Request) -> dict[str, Any]:
+        request[WAITED_S] = self._service.read_wait_s()
         limits = self._limits
         body = await read_object(request, limits.max_body_bytes_for(self._card), limits.body_timeout_s)
         request[READ_S] = time.monotonic() - request[ARRIVED_AT]
@@ -217,6 +219,7 @@ class FrontDoor:
             open_ended=call.max_tokens is None,
             num_samples=call.num_samples,
             read_s=request[READ_S],
+            waited_s=request[WAITED_S],
         )
         answers = [self._answer(call, prompt) for _ in range(call.num_samples)]
         reply = Reply(self._card.name, call.is_chat, call.include_usage, len(prompt.token_ids))

@@ -17,8 +17,8 @@ class GenerationRequest:
     """One prompt to continue, num_samples times. `label` is the client's own id for logs; it keys nothing.
 
     arrived_at is the monotonic time at which the HTTP request's handler began, read_s what its body took from
-    there. With open_ended the client named no max_tokens: the one in params is what the context allows, and what
-    the nodes can hold may be less.
+    there, waited_s what the process may have waited for a core before that. With open_ended the client named no
+    max_tokens: the one in params is what the context allows, and what the nodes can hold may be less.
     priority: who has the greater one is served first, everywhere.
     """
 
@@ -30,6 +30,7 @@ class GenerationRequest:
     open_ended: bool = False
     num_samples: int = 1
     read_s: float = 0.0
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,9 @@ class ModelCard:
 class GenerationService(Protocol):
     def submit(self, request: GenerationRequest) -> GenerationStream:
         """Queue a request. Raises GenerationError (503 no node ready, 429 full, 400 can never fit)."""
+
+    def read_wait_s(self) -> float:
+        """How long a handler that begins now may have waited for a core, at most."""
 
     def readiness(self) -> tuple[bool, str]:
         """Whether a request would be served now, and the reason in one line."""

@@ -38,11 +38,13 @@ class Times:
     """None until it happened; first_token and second_token: here, first_written and second_written: to the client.
 
     arrived  the HTTP handler began; read_s: until the body was here
+    waited_s what the process may have waited for a core before that, at most: no part of any stage
     attempt  of the present one; None in the queue before the first
     """
 
     arrived: float
     read_s: float = 0.0
+    waited_s: float = 0.0
     queued: float | None = None
     dispatched: float | None = None
     first_token: float | None = None

@@ -166,6 +166,7 @@ class Record:
             "plan": self.plan,
             "nodes": {"prefill": self.prefill_node, "decode": self.decode_node},
             "attempts": self.attempt,
+            "arrival_wait_s": round(times.waited_s, 6),
             "queue_s": since(times.queued, times.dispatched),
             "prefill_queue_s": round(self.prefill_queue_s, 6),
             "prefill_s": round(self.prefill_s, 6),

@@ -177,7 +177,7 @@ class RouterService:
             request.label,
             request.prompt_ids,
             params,
-            Times(request.arrived_at, request.read_s),
+            Times(request.arrived_at, request.read_s, request.waited_s),
             priority=request.priority,
             samples=[SampleRecord(index) for index in range(request.num_samples)],
         )
@@ -199,6 +199,9 @@ class RouterService:
             record.finish = finish
             self._feed(ClientGone(record.request))
             self._finished(record)
+
+    def read_wait_s(self) -> float:
+        return self._endpoint.read_wait_s()
 
     def readiness(self) -> tuple[bool, str]:
         return self._dispatcher.nodes.readiness()

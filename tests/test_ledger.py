@@ -170,7 +170,7 @@ def test_what_messages_waited_for_a_core_is_no_links(num_prefill: int):
     cluster = InProcessCluster(num_prefill)
     cluster.waited_s = 0.00005
     ledger = served(cluster, 40)
-    # The request and the token, then the prompt's end, which is no message where it was computed, and the next token.
+    # The request and the token; then no more than there is, and nothing where the prompt's end is no message.
     assert ledger["first_token"]["cpu_wait_s"] == pytest.approx(0.0001, abs=1e-6)
     assert ledger["second_token"]["cpu_wait_s"] == pytest.approx(0.0001 if num_prefill else 0.0, abs=1e-6)
 

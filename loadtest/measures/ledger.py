@@ -39,6 +39,7 @@ class Kind(StrEnum):
 
 
 CLIENT_LAG = "client_lag_s"
+ARRIVAL_WAIT = "arrival_wait_s"
 UNEXPLAINED = "unexplained_s"
 DELIVERY = "delivery_s"
 
@@ -143,16 +144,15 @@ def first_token(record: Record) -> Account | None:
     stages = _stages(record, "first_token")
     if stages is None or record.ttft_s is None:
         return None
-    return Account((_client_lag(record), *stages), record.ttft_s)
+    return Account((*_before(record), *stages), record.ttft_s)
 
 
 def second_token(record: Record) -> Account | None:
     """The account of the time to the second token: what the first took to the router, and what followed."""
-    first, second = _stages(record, "first_token"), _stages(record, "second_token")
-    if first is None or second is None or record.second_token_s is None:
+    stages = _to_second(record)
+    if stages is None or record.second_token_s is None:
         return None
-    before = (stage for stage in first if stage.name != DELIVERY)
-    return Account((_client_lag(record), *before, *second), record.second_token_s)
+    return Account((*_before(record), *stages), record.second_token_s)
 
 
 def reconcile(records: Iterable[Record], account: Callable[[Record], Account | None]) -> Reconciliation | None:
@@ -193,9 +193,26 @@ def time_line(record: Record) -> tuple[Span, ...] | None:
     return tuple(spans)
 
 
-def _client_lag(record: Record) -> Stage:
-    """How late the client sent the request, by its own clock and for its own reasons."""
-    return Stage(CLIENT_LAG, Kind.OTHER, max(0.0, record.sent_s - record.intended_s))
+def _to_second(record: Record) -> list[Stage] | None:
+    first, second = _stages(record, "first_token"), _stages(record, "second_token")
+    if first is None or second is None:
+        return None
+    return [stage for stage in first if stage.name != DELIVERY] + second
+
+
+def _before(record: Record) -> tuple[Stage, Stage]:
+    """What came before the server's handler: how late the client was, by its own clock and for its own reasons, and
+    what the server's process waited for a core then, which is at most what is left of either token's time.
+    """
+    lag_s = max(0.0, record.sent_s - record.intended_s)
+    wait_s = _seconds(record.server_metrics.get(ARRIVAL_WAIT)) or 0.0 if record.server_metrics else 0.0
+    for stages, total_s in (
+        (_stages(record, "first_token"), record.ttft_s),
+        (_to_second(record), record.second_token_s),
+    ):
+        if stages is not None and total_s is not None:
+            wait_s = min(wait_s, max(0.0, total_s - lag_s - sum(stage.seconds for stage in stages)))
+    return Stage(CLIENT_LAG, Kind.OTHER, lag_s), Stage(ARRIVAL_WAIT, Kind.QUEUE, wait_s)
 
 
 def _stages(record: Record, token: str) -> list[Stage] | None:
@@ -220,21 +237,20 @@ def _seconds(value: Any) -> float | None:
 def _summaries(accounts: Sequence[Account]) -> Iterable[StageSummary]:
     """Every stage that any of them has, in order, then what is unexplained; a stage that one lacks took it nothing."""
     total_s = sum(each.total_s for each in accounts)
-    columns: dict[tuple[str, Kind], list[float]] = {
-        (name, kind): [] for name, kind in ((CLIENT_LAG, Kind.OTHER), *STAGE_KINDS.items(), (UNEXPLAINED, Kind.OTHER))
-    }
+    kinds = {CLIENT_LAG: Kind.OTHER, ARRIVAL_WAIT: Kind.QUEUE, **STAGE_KINDS, UNEXPLAINED: Kind.OTHER}
+    columns: dict[str, list[float]] = {name: [] for name in kinds}
     for each in accounts:
         # Of a second token, some stages of the first come again.
         found = {UNEXPLAINED: each.unexplained_s}
         for stage in each.stages:
             found[stage.name] = found.get(stage.name, 0.0) + stage.seconds
-        for (name, _), column in columns.items():
+        for name, column in columns.items():
             column.append(found.get(name, 0.0))
-    for (name, kind), column in columns.items():
+    for name, column in columns.items():
         if any(column):
             p50_s, p90_s, p99_s = (percentile(column, percent) for percent in (50, 90, 99))
             share = sum(column) / total_s if total_s > 0 else 0.0
-            yield StageSummary(name, kind, sum(column) / len(column), p50_s, p90_s, p99_s, share)
+            yield StageSummary(name, kinds[name], sum(column) / len(column), p50_s, p90_s, p99_s, share)
 
 
 def _chunks(record: Record) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.loadtest.measures.ledger import (
+    ARRIVAL_WAIT,
     CLIENT_LAG,
     UNEXPLAINED,
     Kind,
@@ -75,6 +76,14 @@ def test_the_second_token_has_the_stages_of_the_first_but_its_delivery():
     assert account.explained_s == pytest.approx(0.25 + FIRST_S - 0.02 + 0.48)
     assert account.unexplained_s == pytest.approx(account.total_s - 1.66)
     assert [stage.name for stage in account.stages].count("delivery_s") == 1
+
+
+@pytest.mark.parametrize(("told_s", "wait_s"), [(0.0, 0.0), (0.02, 0.02), (5.0, 0.03), ("much", 0.0), (-1.0, 0.0)])
+def test_a_wait_before_the_servers_handler_is_at_most_what_is_left(told_s, wait_s):
+    record = make(make_metrics(arrival_wait_s=told_s))
+    for account in (first_token(record), second_token(record)):
+        assert account.stages[1].name == ARRIVAL_WAIT
+        assert account.stages[1].seconds == pytest.approx(wait_s)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,9 @@ class ScriptedService:
         self.submitted.set()
         return stream
 
+    def read_wait_s(self) -> float:
+        return 0.125
+
     def readiness(self) -> tuple[bool, str]:
         return self.ready
 

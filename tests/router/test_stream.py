@@ -217,3 +217,12 @@ async def test_every_event_of_a_stream_is_counted_as_written_and_a_whole_answer_
         await door.complete(max_tokens=3, ignore_eos=True)
         await door.complete(max_tokens=3, ignore_eos=True, stream=True)
     assert [stream.num_written for stream in service.streams] == [0, 3]
+
+
+async def test_what_a_request_waited_for_a_core_is_read_when_its_handler_begins(text):
+    service = says(text, "a")
+    async with open_door(service, text) as door:
+        await door.complete(max_tokens=1)
+    (request,) = service.requests
+    assert request.waited_s == service.read_wait_s()
+    assert request.read_s > 0.0
