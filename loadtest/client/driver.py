@@ -81,7 +81,6 @@ async def _wait_until(due: float) -> None:
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
     """A garbage collection over all prepared requests takes milliseconds; reference counts free what exchanges hold."""
-    gc.collect()
     gc.freeze()
     gc.disable()
     try:

@@ -48,8 +48,9 @@ async def worker_process(connection: socket.socket) -> AsyncIterator[Callable[[]
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=1.0)
             stderr.seek(0)
-            words = stderr.read().decode(errors="replace").strip().splitlines()
-            return f"exit code {process.returncode}" + (f", {words[-1]}" if words else "")
+            lines = [line.strip(" |+-") for line in stderr.read().decode(errors="replace").splitlines()]
+            last = next(filter(None, reversed(lines)), None)
+            return f"exit code {process.returncode}" + ("" if last is None else f", {last}")
 
         try:
             yield describe_end

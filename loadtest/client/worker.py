@@ -6,6 +6,7 @@ nothing but measure, and it ends when its parent does: the socket closes then. S
 
 import asyncio
 import contextlib
+import gc
 import resource
 import signal
 import socket
@@ -32,6 +33,7 @@ async def serve(connection: socket.socket) -> None:
     try:
         async with contextlib.aclosing(read_messages(reader)) as messages:
             job = await _read_job(messages)
+            gc.collect()  # while there is time for it
             writer.write(pack(Ready()))
             start = await anext(messages, Stop())
             if job is not None and isinstance(start, Start):

@@ -61,6 +61,14 @@ def test_a_page_without_plotly_is_refused_before_the_run_naming_the_extra(monkey
     assert "the extra `report`" in capsys.readouterr().err
 
 
+async def test_a_run_quotes_a_self_test_unless_told_otherwise(capsys):
+    async with MockServer() as server:
+        assert await bench(server, "--selftest", "on") == 0
+        assert "its own error at p99" in capsys.readouterr().out
+        assert await bench(server) == 0
+        assert "its own error at p99" not in capsys.readouterr().out
+
+
 async def test_too_many_failures_exit_with_1_and_the_first_reason(capsys):
     async with MockServer([Behaviour(), Behaviour(fault=Fault.SHORT)]) as server:
         assert await bench(server, "--preflight", "0") == 1

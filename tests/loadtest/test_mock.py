@@ -36,6 +36,18 @@ async def test_tokens_are_due_from_the_arrival_and_do_not_drift():
         assert written_at >= received.arrived_at + 0.02 + number * 0.01
 
 
+async def test_a_stream_that_is_due_earlier_does_not_wait_for_one_that_came_before():
+    async with MockServer([Behaviour(first_token_s=3600.0), Behaviour(first_token_s=0.01)]) as server:
+        _, writer = await open_stream(server, REQUEST)
+        while not server.received:  # noqa: ASYNC110 - the order of two connections is the server's to tell
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(60.0):
+            status, _ = await ask(server, REQUEST)
+        writer.close()
+        await writer.wait_closed()
+    assert status == 200
+
+
 async def test_jitter_only_ever_delays_a_token():
     async with MockServer([Behaviour(gap_s=0.005, jitter_s=0.01)]) as server:
         await asyncio.gather(*(ask(server, REQUEST) for _ in range(4)))

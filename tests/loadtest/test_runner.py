@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from itertools import pairwise
 
 import pytest
@@ -221,6 +222,13 @@ async def test_a_server_that_speaks_something_else_is_refused(answer, message):
         host, port = server.sockets[0].getsockname()
         with pytest.raises(TargetError, match=message):
             await run_here(make_config(f"http://{host}:{port}"))
+
+
+async def test_a_run_leaves_the_garbage_collector_as_it_was():
+    frozen = gc.get_freeze_count()
+    await run_against()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
 
 
 async def test_a_cancelled_run_leaves_nothing_behind():
