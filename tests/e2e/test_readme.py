@@ -70,6 +70,12 @@ def test_make_bench_measures_a_running_server(real_up: Server):
     assert "complete    2 of 2" in shown
 
 
+def test_make_ab_compares_layouts_as_the_tests_of_it_do():
+    (command,) = [c for c in commands() if c.startswith("make ab")]
+    line = make_line(command.removeprefix("make "))
+    assert line.startswith(".venv/bin/pdserve bench ab --budget 20 --slo ttft=2.0,tpot=0.06")
+
+
 def test_the_checks_of_the_readme_are_what_ci_runs():
     assert {c for c in commands() if c.startswith("make ")} - {"make serve"} >= CHECKS
     ci = (ROOT / ".ci" / "run").read_text()
