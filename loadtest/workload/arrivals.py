@@ -10,7 +10,7 @@ from itertools import pairwise
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_number
 
-MAX_CV = 100.0
+MAX_CV = 20.0
 MAX_STEPS = 1000
 
 
@@ -107,8 +107,10 @@ class Replay:
 
     @property
     def own_rate_per_s(self) -> float:
-        """Infinite where all come at once."""
+        """Infinite where all come at once. The last of quantised times has its step to come in, too."""
         span_s = self.times_s[-1] - self.times_s[0] if self.times_s else 0.0
+        if self.quantum_s > 0:
+            return len(self.times_s) / (span_s + self.quantum_s)
         return (len(self.times_s) - 1) / span_s if span_s > 0 else math.inf
 
     def __str__(self) -> str:

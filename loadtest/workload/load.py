@@ -85,11 +85,12 @@ class Load:
         check_count("--seed", self.seed, 0, 2**63 - 1)
         if isinstance(self.lengths, Trace):
             self._check_trace(self.lengths)
+        else:
+            check_count("--input-tokens with what is shared", self.input_tokens.high, 1, MAX_TOKENS)
         if isinstance(self.arrivals, Replay):
             if self.conversations is not None:
                 raise OptionError("--turns: conversations need an arrival process, not a trace's times")
             check_count("--num-requests", self.num_requests, 1, len(self.arrivals.times_s))
-        check_count("--input-tokens with what is shared", self.input_tokens.high, 1, MAX_TOKENS)
 
     def _check_trace(self, trace: Trace) -> None:
         if self.shared_prefix is not None or self.conversations is not None:

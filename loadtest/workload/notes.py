@@ -3,6 +3,7 @@
 Called by the runner, for the report.
 """
 
+import math
 from collections.abc import Sequence
 
 from pdserve.loadtest.client.target import Api
@@ -36,7 +37,8 @@ def _describe_trace(load: Load, trace: Trace) -> list[str]:
     sizes = f"lengths times {trace.length_scale:g}" if trace.length_scale != 1 else "lengths as they were"
     notes = [f"{trace.name}: {len(trace.requests)} requests, {sizes}"]
     if isinstance(load.arrivals, Replay):
-        notes[0] += f", times stretched by {load.arrivals.own_rate_per_s / load.rate_per_s:.3g}"
+        if math.isfinite(load.arrivals.own_rate_per_s):
+            notes[0] += f", times stretched by {load.arrivals.own_rate_per_s / load.rate_per_s:.3g}"
         if trace.first_s:
             notes[0] += f", from {trace.first_s:g} s on"
         if load.arrivals.quantum_s:

@@ -25,7 +25,8 @@ def draw_times(rng: np.random.Generator, arrivals: Arrivals, rate_per_s: float, 
             times = _from_gaps(np.ones(num_requests))
         case Gamma(cv):
             # Mean 1 and variance cv^2: shape 1 / cv^2.
-            times = _from_gaps(rng.standard_gamma(1 / cv**2, num_requests))
+            # So small a shape has gaps that vanish: of only such the sum must not.
+            times = _from_gaps(rng.standard_gamma(1 / cv**2, num_requests) + np.finfo(np.float64).tiny)
         case Replay():
             times = _jittered(rng, arrivals, num_requests)
         case Steps():
@@ -48,7 +49,7 @@ def _to_span(times: np.ndarray, span_s: float) -> np.ndarray:
     (Devroye 1986, chapter V.2). Times that are all equal stay so.
     """
     times = times - times[0]
-    return times * (span_s / times[-1]) if times[-1] > 0 else times
+    return times / times[-1] * span_s if times[-1] > 0 else times
 
 
 def _stretched(arrivals: Steps, units: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from statistics import median
 
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.workload.arrivals import Replay
-from pdserve.loadtest.workload.lengths import Span
+from pdserve.loadtest.workload.lengths import MAX_TOKENS, Span
 
 # A trace's times are taken for quantised where more requests than this share theirs with the one before.
 QUANTISED_SHARE = 0.5
@@ -40,6 +40,7 @@ class Trace:
     length_scale   by which tokens were multiplied
     max_tokens     of prompt and answer together, None for no limit
     first_s        when the cut that is replayed begins, from the start of the trace
+    quantum_s      step of the times that the trace has, where it has them in batches; else 0
     """
 
     name: str
@@ -49,6 +50,7 @@ class Trace:
     length_scale: float = 1.0
     max_tokens: int | None = None
     first_s: float = 0.0
+    quantum_s: float = 0.0
 
     @property
     def input_tokens(self) -> Span:
@@ -75,7 +77,7 @@ class Trace:
         if not self.has_times:
             raise OptionError(f"--trace {self.name}: has no times; say with --arrivals and --rate when to send")
         times_s = tuple(request.at_s - self.requests[0].at_s for request in self.requests)
-        return Replay(times_s, _quantum(times_s))
+        return Replay(times_s, self.quantum_s)
 
     def within(self, start_s: float, duration_s: float) -> "Trace":
         """The requests of a span of the trace's own time. Raises OptionError where there is none."""
@@ -106,6 +108,9 @@ class Trace:
             )
             for request in self.requests
         )
+        longest = max(max(request.input_tokens, request.output_tokens) for request in requests)
+        if longest > MAX_TOKENS:
+            raise OptionError(f"--length-scale {length_scale:g}: makes {longest} tokens, more than {MAX_TOKENS}")
         return replace(
             self, requests=requests, block_tokens=block_tokens, length_scale=self.length_scale * length_scale
         )
@@ -130,8 +135,8 @@ class Trace:
         return replace(self, requests=self.requests[:num_requests])
 
 
-def _quantum(times_s: Sequence[float]) -> float:
-    """The step of times that come in batches, 0 for times that do not."""
+def find_quantum(times_s: Sequence[float]) -> float:
+    """The step of ascending times that come in batches, 0 for times that do not."""
     steps = [later - earlier for earlier, later in pairwise(times_s)]
     between_batches = [step for step in steps if step > 0]
     if not between_batches or len(steps) - len(between_batches) <= QUANTISED_SHARE * len(steps):

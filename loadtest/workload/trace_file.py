@@ -23,7 +23,7 @@ from typing import Any
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.workload.lengths import MAX_TOKENS
 from pdserve.loadtest.workload.load import MAX_REQUESTS
-from pdserve.loadtest.workload.trace import Trace, TraceRequest
+from pdserve.loadtest.workload.trace import Trace, TraceRequest, find_quantum
 
 BLOCK_TOKENS = 512
 MAX_BLOCK_ID = 2**63 - 1
@@ -63,7 +63,13 @@ def read_trace(path: str) -> Trace:
         raise OptionError(f"--trace {path}: has no requests")
     if layout.time is not None:
         requests.sort(key=lambda request: request.at_s)
-    return Trace(Path(path).name, tuple(requests), has_times=layout.time is not None, block_tokens=BLOCK_TOKENS)
+    return Trace(
+        Path(path).name,
+        tuple(requests),
+        has_times=layout.time is not None,
+        block_tokens=BLOCK_TOKENS,
+        quantum_s=find_quantum([request.at_s for request in requests]) if layout.time is not None else 0.0,
+    )
 
 
 def _read_rows(path: str) -> Iterator[tuple[int, Row]]:

@@ -3,6 +3,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,40 @@ async def test_a_run_quotes_a_self_test_unless_told_otherwise(capsys):
         assert "its own error at p99" in capsys.readouterr().out
         assert await bench(server) == 0
         assert "its own error at p99" not in capsys.readouterr().out
+
+
+TRACE = Path(__file__).parents[1] / "traces" / "mooncake_conversation_sample.jsonl"
+
+
+async def test_a_replay_sends_the_traces_lengths_and_says_what_it_did(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    flags = (
+        "--length-scale",
+        "0.01",
+        "--max-request-tokens",
+        "80",
+        "--rate",
+        "500",
+        "--ramp",
+        "0",
+        "--selftest",
+        "off",
+    )
+    async with MockServer() as server:
+        words = ("replay", "--url", server.url, "--trace", str(TRACE), *flags, "--json", str(path))
+        assert await asyncio.to_thread(main, parse(*words)) == 0
+    requests = json.loads(path.read_text())["requests"]
+    assert [request["prompt_tokens"] for request in requests[:3]] == [68, 73, 72]
+    assert [request["output_tokens"] for request in requests[:3]] == [5, 5, 8]
+    assert len(requests) == 20
+    out = capsys.readouterr().out
+    assert "mooncake_conversation_sample.jsonl: 20 requests, lengths times 0.01" in out
+    assert "common prefixes are the trace's" in out
+
+
+def test_a_replay_without_a_trace_exits_with_2(capsys):
+    assert main(parse("replay", "--rate", "1")) == 2
+    assert "--trace FILE: is needed" in capsys.readouterr().err
 
 
 async def test_too_many_failures_exit_with_1_and_the_first_reason(capsys):

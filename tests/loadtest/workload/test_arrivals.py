@@ -71,6 +71,13 @@ def test_counts_in_windows_scatter_as_the_process_says(arrivals, dispersion):
     assert counts.var() / counts.mean() == pytest.approx(dispersion, abs=error)
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_the_burstiest_gaps_keep_the_rate(seed):
+    times = draw(Gamma(20.0), 2.0, 3, seed)
+    assert np.isfinite(times).all()
+    assert times[-1] == pytest.approx(1.0)
+
+
 def test_constant_gaps_are_equal():
     assert draw(Constant(), 4.0, 5).tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
 
@@ -121,9 +128,10 @@ def test_quantised_times_are_spread_within_their_step_in_order():
     rate = trace.own_rate_per_s
     times = draw(trace, rate, len(batches))
     assert np.diff(times).min() >= 0
-    # Scaled to the exact rate, so moved by up to the one step by which the ends moved.
+    # From 0 to 3 s, and up to a step more or less by which the scale to the exact rate moves the ends.
     offsets = times - batches
-    assert -3.0 <= offsets.min() <= offsets.max() <= 3.0
+    assert -3.0 <= offsets.min() <= offsets.max() <= 6.0
+    assert offsets.std() == pytest.approx(3.0 / math.sqrt(12), rel=0.1)
     gaps = np.diff(times)
     assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=4 * math.sqrt(2 / len(gaps)))
 

@@ -11,7 +11,7 @@ from pdserve.loadtest.workload.arrivals import Poisson, Replay
 from pdserve.loadtest.workload.lengths import Span
 from pdserve.loadtest.workload.load import Load, PromptFormat, num_steady
 from pdserve.loadtest.workload.schedule import plan_preflight, plan_requests
-from pdserve.loadtest.workload.trace import Trace, TraceRequest
+from pdserve.loadtest.workload.trace import Trace, TraceRequest, find_quantum
 from pdserve.loadtest.workload.trace_file import read_trace
 from pdserve.loadtest.workload.window import Window
 
@@ -47,6 +47,11 @@ def test_lengths_scale_and_never_vanish():
     assert [(r.input_tokens, r.output_tokens) for r in scaled.requests[:2]] == [(25, 2), (50, 5)]
     assert make_trace().scaled(0.001).requests[0].output_tokens == 1
     assert scaled.scaled(0.5).length_scale == 0.125
+
+
+def test_a_scale_to_more_than_any_prompt_is_refused():
+    with pytest.raises(OptionError, match="--length-scale 100: makes 2000000 tokens"):
+        Trace("t", (TraceRequest(20_000, 1),)).scaled(100)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 101.0])
@@ -95,9 +100,18 @@ def test_a_trace_knows_its_spans():
 
 
 def test_times_in_batches_are_known_by_their_step():
-    batches = tuple(TraceRequest(5, 5, at_s=3.0 * (i // 4)) for i in range(40))
-    assert Trace("t", batches).arrivals.quantum_s == 3.0
-    assert make_trace().arrivals.quantum_s == 0.0
+    assert find_quantum([3.0 * (i // 4) for i in range(40)]) == 3.0
+    assert find_quantum([1.0 * i for i in range(40)]) == 0.0
+    assert find_quantum([5.0] * 40) == 0.0
+    assert find_quantum([]) == 0.0
+
+
+def test_a_part_of_one_batch_is_spread_to_the_rate_all_the_same():
+    batch = Trace("t", tuple(TraceRequest(5, 5, at_s=6.0) for _ in range(10)), quantum_s=3.0)
+    assert replay(batch).rate_per_s == pytest.approx(10 / 3)
+    times = [planned.at_s for planned in plan_requests(replay(batch).at_rate(1.0), Api.COMPLETIONS)]
+    assert (times[0], times[-1]) == (0.0, pytest.approx(9.0))
+    assert len(set(times)) == 10
 
 
 def test_a_replay_sends_the_traces_requests_at_its_times():
