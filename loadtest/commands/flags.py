@@ -36,7 +36,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", help="the server (http://127.0.0.1:8000)")
     add("--slo", metavar="LIST", help="promises, e.g. ttft=2.0,tpot=0.06 (seconds; also second, gap, e2e)")
-    add("--api", default="completions", choices=list(Api), help="chat sends words: see --tokenizer for exact lengths")
+    add("--api", default="completions", choices=list(Api), help="chat: words, counted by the server or --tokenizer DIR")
     add_rare(parser, "--model", None, "NAME")
     add_rare(parser, "--api-key-file", None, "FILE")
     add_rare(parser, "--timeout-s", "300", "S")
