@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+from pdserve.loadtest.client.gauges import GaugeSample, NodeSample
 from pdserve.loadtest.measures.distribution import describe
 from pdserve.loadtest.measures.harness import HarnessError
 from pdserve.loadtest.measures.promise import Measure, Promise
@@ -34,6 +35,11 @@ def make_report(records=MIXED, loop_lags_s=(0.001,), rate_per_s=2.0, target=None
 def make_harness(stamp_s=0.0002, send_s=0.0006):
     stamps, sends = describe([stamp_s]), describe([send_s])
     return HarnessError(32, 1, 50.0, 0, stamps, sends, lags=sends, loop_lag=None, lag_is_valid=True)
+
+
+def make_gauges():
+    nodes = (NodeSample("P0", "prefill", 1, 2, 300, 10, 20, 30, 4), NodeSample("D0", "decode", 1, 1, 1, 1, 1, 1, 1))
+    return tuple(GaugeSample(float(at), 1, nodes) for at in range(4))
 
 
 def make_told(index=0, start_s=0.0):

@@ -6,20 +6,13 @@ from pdserve.loadtest.client.gauges import GaugeSample, NodeSample
 from pdserve.loadtest.report.page import render
 from pdserve.loadtest.report.run_page import make_page
 from tests.loadtest.report.pages import HOSTILE, Elements, figures_of, trace_names
-from tests.loadtest.report.runs import MIXED, make_report, make_told
+from tests.loadtest.report.runs import MIXED, make_gauges, make_report, make_told
 from tests.loadtest.samples import make_record
-
-GAUGES = tuple(
-    GaugeSample(
-        float(at), 1, (NodeSample("P0", "prefill", 1, 2, 300, 10, 20, 30, 4), NodeSample("D0", "decode", *[1] * 7))
-    )
-    for at in range(4)
-)
 
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return render(make_page(make_report(gauges=GAUGES, notes=("lengths were capped at 2,048",))))
+    return render(make_page(make_report(gauges=make_gauges(), notes=("lengths were capped at 2,048",))))
 
 
 def test_the_page_loads_nothing_from_anywhere(page):
