@@ -15,6 +15,8 @@ _HEIGHT = 290
 _MAX_POINTS = 600
 # A tail longer than this many medians hides the body of the curve, unless the axis is logarithmic.
 _LOG_FROM = 12
+# Over more than so wide a logarithmic axis ticks at 2 and 5 have no room.
+_MANY_TICKS = 60
 _MARKED = (50, 90, 99)
 _SHARES = (0, 25, 50, 75, 90, 100)
 _SMALLEST_S = 1e-5
@@ -111,8 +113,9 @@ def _set_axes(plot: go.Figure, values: np.ndarray, limit_s: float | None) -> Non
     low = max(percentile(values, 1), _SMALLEST_S) * 0.8
     plot.update_xaxes(type="log", range=[np.log10(low), np.log10(longest) + 0.15])
     exponents = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(longest))) + 1)
-    ticks = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
-    plot.update_xaxes(tickvals=ticks, ticktext=[_short_seconds(tick) for tick in ticks])
+    digits = (1, 2, 5) if longest / low < _MANY_TICKS else (1,)
+    ticks = [digit * 10.0**exponent for exponent in exponents for digit in digits]
+    plot.update_xaxes(tickvals=ticks, ticktext=[_short_seconds(tick) for tick in ticks], tickangle=0)
 
 
 def _label_seconds(plot: go.Figure, high: float) -> None:

@@ -27,6 +27,7 @@ _LANES_PX = (240, 620)
 _ROW_PX = 170
 _GAP_PX = 62
 _MAX_BINS = 150
+_MAX_SAMPLES = 1000
 _BINS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, float("inf"))
 _ROLES = {"prefill": BLUE, "decode": GREEN, "both": OCHRE}
 
@@ -49,8 +50,9 @@ def draw_over_time(report: Report) -> Figure:
         rows.append(_draw_kv(report.gauges))
     rows.append(_draw_tokens(report.records))
     plot = _stack(rows)
-    # The first request on top.
-    plot.update_yaxes(row=1, col=1, range=[lanes[-1].index + 0.7, lanes[0].index - 0.7], showgrid=False)
+    # The first request on top; of many, those of a few seconds can be looked at alone.
+    downwards = {"range": [lanes[-1].index + 0.7, lanes[0].index - 0.7], "fixedrange": False, "showgrid": False}
+    plot.update_yaxes(downwards, row=1, col=1)
     plot.update_xaxes(range=[0, 1.01 * max(record.ended_s for record in report.records)])
     _mark_windows(plot, report.records)
     return Figure("over-time", "Over time", _caption(report, lanes), plot, is_wide=True)
@@ -192,11 +194,13 @@ def _line(
     dash: str = "solid",
     value: str = "%{y:.3g}",
 ) -> go.Scatter:
+    group = -(-len(times) // _MAX_SAMPLES)
     return go.Scatter(
         mode="lines",
         name=plain(name),
-        x=times,
-        y=values,
+        x=times[::group],
+        # Of neighbours in a long run the highest: queues that were full must not vanish.
+        y=[max(values[i : i + group]) for i in range(0, len(values), group)],
         line={"color": colour, "width": 2, "dash": dash, "shape": "hv"},
         hovertemplate=f"{plain(name)}: {value} at %{{x:.1f}} s<extra></extra>",
     )

@@ -98,3 +98,15 @@ def test_many_requests_are_thinned_out_evenly_and_the_page_says_so():
     (decode,) = [trace for trace in figures_of(text)["over-time"]["data"] if trace.get("name") == "decode"]
     assert len(decode["customdata"]) == 334
     assert "334 of 1,000 requests" in text
+
+
+def test_long_runs_keep_the_peaks_of_their_queues():
+    quiet, full = (NodeSample("P0", "prefill", running, 0, 0, 1, 1, 1, 1) for running in (1, 900))
+    gauges = tuple(GaugeSample(0.5 * i, 0, (full if i == 1777 else quiet,)) for i in range(5000))
+    (line,) = [
+        trace
+        for trace in figures_of(render(make_page(make_report(gauges=gauges))))["over-time"]["data"]
+        if trace.get("name") == "prefill, running"
+    ]
+    assert len(line["x"]) == len(line["y"]) == 1000
+    assert max(line["y"]) == 900
