@@ -8,6 +8,8 @@ from pdserve.loadtest.client.gauges import GaugeSample, NodeSample
 from pdserve.loadtest.errors import ReportError
 from pdserve.loadtest.report.json_file import from_json, read_json, to_json, write_json
 from pdserve.loadtest.workload.arrivals import Gamma, Replay, Step, Steps
+from pdserve.loadtest.workload.load import Load
+from pdserve.loadtest.workload.trace import Trace, TraceRequest
 from tests.loadtest.report.runs import MIXED, make_harness, make_report
 from tests.loadtest.samples import make_config, make_load
 
@@ -50,6 +52,14 @@ def test_what_is_written_is_read_back_the_same(tmp_path):
 @pytest.mark.parametrize("arrivals", [Gamma(2.5), Steps((Step(1.0, 30.0), Step(4.0, 5.0))), Replay((0.0, 0.25, 7.5))])
 def test_every_kind_of_arrivals_is_read_back_the_same(arrivals):
     report = make_report(config=make_config("http://h:1", make_load(2.0, 3, arrivals=arrivals)))
+    assert from_json(json.loads(json.dumps(to_json(report)))) == report
+
+
+def test_a_replayed_trace_is_read_back_the_same():
+    requests = tuple(TraceRequest(10 + i, 3, at_s=0.5 * i, block_ids=(1, i)) for i in range(3))
+    trace = Trace("t.jsonl", requests, length_scale=0.25, max_tokens=64, num_cut=1)
+    load = Load(trace.arrivals.own_rate_per_s, 3, trace, trace.arrivals)
+    report = make_report(config=make_config("http://h:1", load))
     assert from_json(json.loads(json.dumps(to_json(report)))) == report
 
 
