@@ -57,7 +57,7 @@ def test_every_kind_of_arrivals_is_read_back_the_same(arrivals):
 
 def test_a_replayed_trace_is_read_back_the_same():
     requests = tuple(TraceRequest(10 + i, 3, at_s=0.5 * i, block_ids=(1, i)) for i in range(3))
-    trace = Trace("t.jsonl", requests, length_scale=0.25, max_tokens=64, num_cut=1)
+    trace = Trace("t.jsonl", requests, length_scale=0.25, max_tokens=64)
     load = Load(trace.arrivals.own_rate_per_s, 3, trace, trace.arrivals)
     report = make_report(config=make_config("http://h:1", load))
     assert from_json(json.loads(json.dumps(to_json(report)))) == report
