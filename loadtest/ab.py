@@ -74,7 +74,9 @@ class Ab:
         started_at, began = datetime.now(UTC), time.monotonic()
         deadline = began + config.budget_s
         first_rate = config.first_rate_per_s or await self._first_rate()
-        search = GoodputConfig(first_rate, (SHARE,), config.step, num_requests=config.load.num_requests)
+        search = GoodputConfig(
+            first_rate, (SHARE,), config.step, num_requests=config.load.num_requests, first_seed=config.load.seed
+        )
         budget = Budget(ramp=config.load.ramp, switch_s=self._start_s)
         contest = Contest(list(self._servers), search, budget)
         while (choice := contest.next(deadline - time.monotonic())) is not None:

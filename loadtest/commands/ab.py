@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.exit_codes import EXIT_OK
 from pdserve.loadtest.commands.flags import read_promises
-from pdserve.loadtest.commands.load_flags import add_load, add_rare, read_load
+from pdserve.loadtest.commands.load_flags import VERDICT_NUM_REQUESTS, add_load, add_rare, read_searched_load
 from pdserve.loadtest.commands.outputs import add_outputs, make_folder, read_outputs
 from pdserve.loadtest.deployment.layout import layouts, parse_ratios
 from pdserve.loadtest.errors import OptionError
@@ -29,7 +29,6 @@ USAGE = "%(prog)s [--model DIR] [--slo LIST] [options]"
 DESCRIPTION = (
     "Starts pdserve in every layout of the cores, in turn, and searches the highest rate that each can promise."
 )
-DEFAULT_NUM_REQUESTS = "150"
 DEFAULT_SLO = "ttft=2.0,tpot=0.06"
 MAX_BUDGET_MIN = 10_000
 
@@ -73,8 +72,9 @@ def main(args: argparse.Namespace) -> int:
     from pdserve.loadtest.report.progress import ProgressLine
     from pdserve.loadtest.report.text import format_document
 
-    args.num_requests = args.num_requests or DEFAULT_NUM_REQUESTS
-    load = read_load(args, args.rate or "1")
+    # Not all of a trace: a run must fit into the budget many times.
+    args.num_requests = args.num_requests or str(VERDICT_NUM_REQUESTS)
+    load = read_searched_load(args)
     config = AbConfig(
         servers=servers,
         target=Target(servers[0].url),

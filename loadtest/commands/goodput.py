@@ -1,20 +1,16 @@
 """`pdserve bench goodput`: the highest rate at which one server keeps its promises."""
 
 import argparse
-import math
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.flags import add_selftest, add_target, read_promises, read_selftest, read_target
-from pdserve.loadtest.commands.load_flags import add_load, add_rare, read_load
+from pdserve.loadtest.commands.load_flags import add_load, add_rare, read_searched_load
 from pdserve.loadtest.commands.outputs import add_rates_outputs, read_outputs
 from pdserve.loadtest.commands.series import Watch, add_units, carry_out, read_seeds, read_units, report_rates
 from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_count, parse_number
-from pdserve.loadtest.workload.arrivals import Replay, Steps
-from pdserve.loadtest.workload.load import Load
 
 if TYPE_CHECKING:
     from pdserve.loadtest.report.report import Report
@@ -22,8 +18,7 @@ if TYPE_CHECKING:
 HELP = "search the highest rate at which 90 %% (and 99 %%) of the requests keep every promise"
 USAGE = "%(prog)s [--url URL] --slo LIST [--rate R] [options]"
 DESCRIPTION = "Doubles or halves the rate from the first guess, then bisects; ends runs that clearly fail early."
-# The verdict's default: runs of so many requests, three a rate.
-NUM_REQUESTS = 150
+# The verdict's default.
 NUM_SEEDS = "3"
 
 
@@ -44,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     promises = read_promises(args)
     if not promises:
         raise OptionError("--slo LIST: is needed, goodput is the rate at which promises are kept")
-    load = _read_load(args)
+    load = read_searched_load(args)
     config = BenchConfig(read_target(args), load, promises, parse_count("--processes", args.processes))
     num_seeds, units, outputs = read_seeds(args), read_units(args), read_outputs(args)
     tests_itself = read_selftest(args)
@@ -73,13 +68,3 @@ def main(args: argparse.Namespace) -> int:
     report = series.report(search.result(), units)
     report_rates(report, describe_search(report), outputs)
     return code
-
-
-def _read_load(args: argparse.Namespace) -> Load:
-    has_own_rate = args.trace is not None or (args.arrivals or "").startswith("steps")
-    load = read_load(args, args.rate or (None if has_own_rate else "1"))
-    if args.num_requests is None and not isinstance(load.arrivals, Replay | Steps):
-        load = replace(load, num_requests=NUM_REQUESTS)
-    if math.isinf(load.rate_per_s):
-        raise OptionError(f"--rate {args.rate}: the search begins at a finite rate")
-    return load

@@ -6,6 +6,7 @@ must be fast.
 
 import argparse
 import math
+from dataclasses import replace
 
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_count, parse_number
@@ -16,6 +17,8 @@ from pdserve.loadtest.workload.sharing import Conversations, SharedPrefix, parse
 from pdserve.loadtest.workload.trace import Trace
 
 DEFAULT_NUM_REQUESTS = 100
+# Of each run of a search: the verdict's default is up to three of them at a rate.
+VERDICT_NUM_REQUESTS = 150
 DEFAULT_INPUT_TOKENS = "256-768"
 DEFAULT_OUTPUT_TOKENS = "32-96"
 
@@ -71,6 +74,20 @@ def read_load(args: argparse.Namespace, rate_text: str | None) -> Load:
         prompt_format=_read_format(args.prompt_format),
         tokenizer=args.tokenizer,
     )
+
+
+def read_searched_load(args: argparse.Namespace) -> Load:
+    """The load of a command that searches a rate: --rate is where it begins, 1 or what a trace or steps have.
+
+    Runs are of the length that a verdict rests on, unless the flags say otherwise or they are all of a trace.
+    """
+    has_own_rate = args.trace is not None or (args.arrivals or "").startswith("steps")
+    load = read_load(args, args.rate or (None if has_own_rate else "1"))
+    if args.num_requests is None and not isinstance(load.arrivals, Replay | Steps):
+        load = replace(load, num_requests=VERDICT_NUM_REQUESTS)
+    if math.isinf(load.rate_per_s):
+        raise OptionError(f"--rate {args.rate}: the search begins at a finite rate")
+    return load
 
 
 def _read_trace(args: argparse.Namespace) -> Trace | None:

@@ -8,7 +8,18 @@ import pytest
 
 from tests.e2e.servers import COMMAND
 
-LOAD = "--rate 20 --num-requests 60 --input-tokens 16-64 --output-tokens 8-16 --vocab 10-250".split()
+LOAD = [
+    "--rate",
+    "20",
+    "--num-requests",
+    "60",
+    "--input-tokens",
+    "16-64",
+    "--output-tokens",
+    "8-16",
+    "--vocab",
+    "10-250",
+]
 PROMISE = "ttft=2.0,tpot=0.2"
 TIMEOUT_S = 240
 
@@ -16,7 +27,21 @@ TIMEOUT_S = 240
 @pytest.mark.slow
 def test_an_ab_serves_every_layout_and_ends_with_a_verdict(small_model: Path, tmp_path: Path):
     files = ("--json", "ab.json", "--html", "ab.html", "--markdown", "ab.md")
-    words = ("bench", "ab", "--model", small_model, "--budget", "1", "--cores", "2", "--slo", PROMISE, *LOAD, *files)
+    words = (
+        "bench",
+        "ab",
+        "--model",
+        small_model,
+        "--budget",
+        "1",
+        "--cores",
+        "2",
+        "--slo",
+        PROMISE,
+        *LOAD,
+        *VOCABULARY,
+        *files,
+    )
     done = subprocess.run(
         list(map(str, (*COMMAND, *words))), cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
