@@ -165,7 +165,7 @@ class GoodputSearch:
             curve=describe_curve(points),
             num_runs=len(self._runs),
             num_invalid=sum(not run.is_valid for run in self._runs),
-            is_finished=self.next() is None,
+            is_finished=all(self._next_place(share) is None for share in self.config.shares),
         )
 
     def _ask(self, place: int, share: float) -> Ask:

@@ -116,8 +116,9 @@ def test_the_search_ends_after_its_runs_whatever_it_knows():
     rng = np.random.default_rng(4)
     config = GoodputConfig(1.0, max_runs=12)
     search = search_through(lambda ask: run_with(ask, rng.random(150) < rng.choice([0.85, 0.9, 0.95])), config)
-    assert len(search.runs) <= 12
+    assert len(search.runs) == 12
     assert search.result().curve
+    assert not search.result().is_finished
 
 
 def test_the_search_stays_at_rates_that_a_load_can_have():
