@@ -79,7 +79,10 @@ def render(page: Page) -> str:
 
 
 def _as_script(figures: Sequence[Figure]) -> Markup:
-    """The figures as JSON that may stand in a script element: nothing in it can end the element."""
+    """The figures as JSON that may stand in a script element: nothing in it can end the element.
+
+    Plotly escapes `<` by itself, but promises it nowhere.
+    """
     parts = ",".join(f"{json.dumps(figure.name)}:{figure.plot.to_json(validate=False)}" for figure in figures)
     return Markup("{" + parts.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026") + "}")
 

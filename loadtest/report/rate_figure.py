@@ -43,7 +43,7 @@ def draw_attainment(curves: Sequence[Curve], share: float) -> Figure:
     floor = max(0.0, math.floor(10 * min(lowest, share - 0.1)) / 10)
     found = False
     for i, curve in enumerate(curves):
-        found = _mark_rate(plot, curve, share, floor, SERIES[i % len(SERIES)]) or found
+        found = _mark_rate(plot, curve, share, floor, SERIES[i % len(SERIES)], len(curves) == 1) or found
     plot.update_yaxes(range=[100 * floor - 2, 103], **PERCENT)
     highest = max((point.rate_per_s for point in points), default=1.0)
     plot.update_xaxes(title_text="requests a second", range=[0, 1.06 * highest], tickformat=",")
@@ -79,12 +79,14 @@ def draw_latency(
 ) -> Figure | None:
     """A latency's median and p99 over the rate; None where no server has it at two rates.
 
-    curves  of each server, by name: rates and the latency there, ascending
+    curves  of every server, by name: rates and the latency there, ascending
     """
     if all(len(points) < 2 for points in curves.values()):
         return None
     plot = new_plot(_HEIGHT - 80)
     for place, (server, points) in enumerate(curves.items()):
+        if not points:
+            continue
         prefix = f"{plain(server)}, " if len(curves) > 1 else ""
         for label, dash, values in (
             ("median", "solid", [values.p50 for _, values in points]),
@@ -129,17 +131,19 @@ def _add_curve(plot: go.Figure, curve: Curve, place: int) -> None:
     )  # fmt: skip
 
 
-def _mark_rate(plot: go.Figure, curve: Curve, share: float, floor: float, colour: str) -> bool:
-    """A line down to the axis where the curve is said to cross; returns whether there is one."""
+def _mark_rate(plot: go.Figure, curve: Curve, share: float, floor: float, colour: str, is_alone: bool) -> bool:
+    """A line down to the axis where the curve is said to cross, of one alone with its number, which several would
+    write over each other; returns whether there is one."""
     rate = _rate_of(curve.result, share)
     if rate is None or rate.rate_per_s is None:
         return False
     name = plain(curve.name)
+    words = f"  {format_rate(rate.rate_per_s)}/s" if is_alone else ""
     plot.add_scatter(
         x=[rate.rate_per_s, rate.rate_per_s], y=percent([share, floor]), mode="lines+markers+text", legendgroup=name,
         line={"color": colour, "width": 1.5, "dash": "dot"}, showlegend=False, cliponaxis=False,
         marker={"color": colour, "size": [0, 13], "symbol": "triangle-up", "opacity": 1},
-        text=["", f"  {format_rate(rate.rate_per_s)}/s"], textposition="middle right",
+        text=["", words], textposition="middle right",
         hovertemplate=f"{name}: {format_rate(rate.rate_per_s)}/s<extra></extra>",
     )  # fmt: skip
     return True

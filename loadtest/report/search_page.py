@@ -101,7 +101,7 @@ def _make_card(server: Searched, share: float) -> Card:
 def _draw_latencies(servers: Sequence[Searched], promises: tuple[Promise, ...]) -> Iterator[Figure | None]:
     limits = {promise.measure: promise.limit_s for promise in promises}
     for name, title, measure in _COMPARED:
-        curves = {server.name: _over_rate(server.runs, name) for server in servers if server.runs}
+        curves = {server.name: _over_rate(server.runs, name) for server in servers}
         yield draw_latency(f"{name}-over-rate", f"{title} over rate", curves, limits.get(measure))
 
 
@@ -119,7 +119,8 @@ def _compare_runs(servers: Sequence[Searched], promises: tuple[Promise, ...]) ->
     shown = {server.name: server.shown for server in servers if server.shown is not None}
     figures: list[Figure | None] = []
     for name, title, measure in _COMPARED:
-        values = {server: list(_values(report, name)) for server, report in shown.items()}
+        # Those without a run keep their place, which the looks of the others follow from.
+        values = {s.name: [] if s.shown is None else list(_values(s.shown, name)) for s in servers}
         figures.append(draw_compared(f"compared-{name}", title, values, limits.get(measure)))
     rates = ", ".join(f"{name} at {format_rate(run.config.load.rate_per_s)}/s" for name, run in shown.items())
     return Section(

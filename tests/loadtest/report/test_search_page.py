@@ -66,6 +66,17 @@ def test_runs_are_compared_in_common_figures_and_shown_one_by_one():
     assert {"over-time-0", "over-time-1"} <= figures.keys()
 
 
+def test_a_server_looks_the_same_in_every_figure_also_where_others_have_no_run():
+    figures = figures_of(make_page(Searched("a", make_result()), BOTH, SPLIT))
+    looks = {
+        (trace["name"], trace["line"]["color"], trace["line"]["dash"])
+        for name in ("attainment", "compared-ttft")
+        for trace in figures[name]["data"]
+        if trace.get("name")
+    }
+    assert len(looks) == 3
+
+
 def test_one_server_alone_is_compared_with_none():
     assert "rates" not in figures_of(make_page(BOTH))
 
