@@ -39,7 +39,6 @@ def test_an_ab_serves_every_layout_and_ends_with_a_verdict(small_model: Path, tm
         "--slo",
         PROMISE,
         *LOAD,
-        *VOCABULARY,
         *files,
     )
     done = subprocess.run(
