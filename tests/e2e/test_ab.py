@@ -1,6 +1,7 @@
 """`pdserve bench ab` as users start it, on a tiny model: servers of both kinds really come and go."""
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -8,18 +9,7 @@ import pytest
 
 from tests.e2e.servers import COMMAND
 
-LOAD = [
-    "--rate",
-    "20",
-    "--num-requests",
-    "60",
-    "--input-tokens",
-    "16-64",
-    "--output-tokens",
-    "8-16",
-    "--vocab",
-    "10-250",
-]
+LOAD = shlex.split("--rate 20 --num-requests 60 --input-tokens 16-64 --output-tokens 8-16 --vocab 10-250")
 PROMISE = "ttft=2.0,tpot=0.2"
 TIMEOUT_S = 240
 
@@ -27,23 +17,9 @@ TIMEOUT_S = 240
 @pytest.mark.slow
 def test_an_ab_serves_every_layout_and_ends_with_a_verdict(small_model: Path, tmp_path: Path):
     files = ("--json", "ab.json", "--html", "ab.html", "--markdown", "ab.md")
-    words = (
-        "bench",
-        "ab",
-        "--model",
-        small_model,
-        "--budget",
-        "1",
-        "--cores",
-        "2",
-        "--slo",
-        PROMISE,
-        *LOAD,
-        *files,
-    )
-    done = subprocess.run(
-        list(map(str, (*COMMAND, *words))), cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    served = ("--model", str(small_model), "--cores", "2", "--budget", "1", "--slo", PROMISE)
+    words = (*COMMAND, "bench", "ab", *served, *LOAD, *files)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     content = json.loads((tmp_path / "ab.json").read_text())
     assert [each["server"]["name"] for each in content["contestants"]] == ["2 both", "1 both, 2 threads", "1P1D"]
