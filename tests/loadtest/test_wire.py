@@ -89,7 +89,7 @@ def raw(exchanged):
 )
 async def test_the_end_of_a_response_is_seen_on_a_connection_that_stays_open(parts):
     async with answering(*parts) as (target, _, left):
-        exchanged = await ask(target, timeout_s=60.0)
+        exchanged = await ask(target, timeout_s=10.0)
         await left.wait()
     assert exchanged.failure is None
     assert raw(exchanged) == b"".join(parts)
