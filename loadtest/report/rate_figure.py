@@ -128,6 +128,7 @@ def _add_curve(plot: go.Figure, curve: Curve, place: int) -> None:
         line=line_of(place),
         marker={"color": colour, "size": 9, "symbol": SYMBOLS[place % len(SYMBOLS)]},
         customdata=[_describe(point) for point in points], hovertemplate=f"{name}<br>%{{customdata}}<extra></extra>",
+        error_y=_error_bar(points[0]) if len(points) == 1 else None,
     )  # fmt: skip
 
 
@@ -147,6 +148,12 @@ def _mark_rate(plot: go.Figure, curve: Curve, share: float, floor: float, colour
         hovertemplate=f"{name}: {format_rate(rate.rate_per_s)}/s<extra></extra>",
     )  # fmt: skip
     return True
+
+
+def _error_bar(point: CurvePoint) -> dict[str, object]:
+    """The interval of a single point, which no band can show."""
+    above, below = point.interval.high - point.attainment, point.attainment - point.interval.low
+    return {"type": "data", "symmetric": False, "array": percent([above]), "arrayminus": percent([below])}
 
 
 def _rate_of(result: GoodputResult, share: float) -> GoodputRate | None:

@@ -74,7 +74,9 @@ def make_search_page(
         warning=document.warning or "",
         verdict=verdict,
         cards=tuple(_make_card(server, share) for server in servers),
-        notes=tuple(f"{fact.label}: {fact.text}" if fact.label else fact.text for fact in document.facts),
+        notes=tuple(
+            f"{fact.label}: {fact.text}" if fact.label else fact.text for fact in document.facts if fact.text != verdict
+        ),
         sections=tuple(sections),
     )
 

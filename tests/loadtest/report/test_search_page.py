@@ -1,6 +1,7 @@
 """The page of a search or an A/B: the verdict, a curve and an answer a server, and their runs side by side."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,13 @@ def test_a_server_looks_the_same_in_every_figure_also_where_others_have_no_run()
         if trace.get("name")
     }
     assert len(looks) == 3
+
+
+def test_the_interval_of_a_single_rate_is_drawn_as_a_bar():
+    alone = replace(make_result(), curve=make_result().curve[:1])
+    figure = figures_of(make_page(Searched("a", alone)))["attainment"]
+    (curve,) = [trace for trace in figure["data"] if trace.get("name") == "a"]
+    assert curve["error_y"]["arrayminus"] == [pytest.approx(5.0)]
 
 
 def test_one_server_alone_is_compared_with_none():
