@@ -579,7 +579,7 @@ class InProcessCluster:
                 node.begin_writing([copy.target for copy in action.copies])
                 delay = self.timing.block * len(action.copies)
                 source = node.maps.get(action.peer)
-                self.at(delay, lambda c=action, source=source, took_s=delay: self._end_copy(node, c, source, took_s))
+                self.at(delay, lambda copy=action, source=source: self._end_copy(node, copy, source))
 
     def _report(self, node: SimNode, event: object) -> None:
         """What an incarnation that is gone was busy with is nobody's."""
@@ -604,7 +604,7 @@ class InProcessCluster:
         judged = copy_and_verify(node.host, node.pool, action.copies)
         self._report(node, SwappedIn(action.key, judged.verdicts, judged.busy_s))
 
-    def _end_copy(self, node: SimNode, action: CopyBlocks, source: PoolView | None, took_s: float) -> None:
+    def _end_copy(self, node: SimNode, action: CopyBlocks, source: PoolView | None) -> None:
         """source: the pool that was mapped when the copy began; its owner may be gone by now."""
         node.writing.difference_update(copy.target for copy in action.copies)
         if any(copy.payload is not None for copy in action.copies):
@@ -615,4 +615,5 @@ class InProcessCluster:
             verdicts = (Verdict.MOVED,) * len(action.copies)
         verified = [c.hash for c, verdict in zip(action.copies, verdicts, strict=True) if verdict is Verdict.OK]
         self.trace.append((self.now, f"{node.name} verified", verified))
+        took_s = self.timing.block * len(action.copies)
         self._report(node, CopyDone(action.key, action.copies, verdicts, 0.75 * took_s, 0.25 * took_s))
