@@ -24,8 +24,8 @@ from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.runner import run
 from pdserve.loadtest.search.ablation import Measure, Pair, Seen, Step, gain_of, too_many_failures
 
-# Minutes that one round with all requests is worth; with less, each run has fewer.
-WHOLE_BUDGET_S = 15 * 60.0
+# With less time for each step, its runs have fewer requests.
+WHOLE_STEP_S = 225.0
 # Of `pdserve up`, where no step says otherwise.
 BLOCK_TOKENS = 32
 
@@ -86,7 +86,7 @@ class Ablation:
         """One run at a server started for it; its log and its report are kept in the folder."""
         config, name = self._config, f"{step.name}-{way}-{seed}"
         server = _make_server(config, step, name, flags)
-        load = step.load_of(seed, config.budget_s / WHOLE_BUDGET_S)
+        load = step.load_of(seed, config.budget_s / (WHOLE_STEP_S * len(config.steps)))
         target = Target(server.url, max_concurrency=step.max_concurrency)
         async with running(server, config.folder / f"{name}.log"):
             report = await run(BenchConfig(target, load), lambda progress: self._on_progress(name, progress))

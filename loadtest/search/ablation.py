@@ -231,6 +231,8 @@ def _table(name: str, lengths: Sequence[tuple[int, int]]) -> Trace:
 
 
 NUM_SLOTS = 8
+# So that steps are made of answers, not of the prompts among them.
+SHORT_PROMPT = 16
 MEAN_ANSWER, LONGEST_ANSWER = 64, 384
 _ANSWERS = exponential_lengths(MEAN_ANSWER, LONGEST_ANSWER, 128)
 
@@ -243,7 +245,7 @@ def _each_once(table: Trace) -> Load:
     return _at_once(table, len(table.requests))
 
 
-_SATURATED = _each_once(_table("exponential answers", [(48, answer) for answer in _ANSWERS]))
+_SATURATED = _each_once(_table("exponential answers", [(SHORT_PROMPT, answer) for answer in _ANSWERS]))
 _SYSTEM_PROMPTS = _at_once(DrawnLengths(Span(32, 64), Span(16, 16)), 48, SharedPrefix(1024, 2))
 _LONG_BESIDE_SHORT = _each_once(
     _table("heavy tail", [*[(64, 64)] * 30, *[(256, 64)] * 6, *[(1024, 64)] * 6, *[(2048, 64)] * 6])
@@ -278,11 +280,11 @@ STEPS = (
         source="vLLM (Kwon et al., SOSP 2023), OPT-13B to 175B against Orca and FasterTransformer",
         differs=(
             "how many run at once follows from the memory, the longest request that is allowed and the requests there "
-            "are, here 512 tokens and some 110; what more of them bring follows from how a step's time grows with "
+            "are, here 416 tokens and some 80; what more of them bring follows from how a step's time grows with "
             "its sequences, which on CPUs it does much sooner than on GPUs"
         ),
-        # For the demo model: seven of the longest requests a node, as in the paper's Fig. 12 for OPT-13B.
-        common=("--kv-memory", "80MiB", "--max-model-len", "512"),
+        # Of the demo model seven of the longest requests a node.
+        common=("--kv-memory", "64MiB", "--max-model-len", "416"),
     ),
     Step(
         name="prefix",
