@@ -1,8 +1,9 @@
 """The ablation: a server as it is and as it was, one setting apart, one after the other on the same load.
 
-    each round, of each step:  as it is, as it was        until the budget is spent; one round at least
+    each round, of each step:  as it is, as it was; in the next one the other way round
 
-Every run starts its server anew. Another round has other seeds. Called by `pdserve bench ablate`.
+until the budget is spent, one round at least.
+Every run starts its server anew. Another round has another seed. Called by `pdserve bench ablate`.
 """
 
 import math
@@ -66,19 +67,21 @@ class Ablation:
                 if round_ and took_s[step.name] > left_s:
                     continue
                 began = time.monotonic()
-                await self._compare(step, config.seed + round_)
+                await self._compare(step, round_)
                 took_s[step.name] = time.monotonic() - began
         elapsed_s = time.monotonic() - self._began
         return AblationReport(
             config, started_at, describe_environment(), elapsed_s, tuple(map(self._measured, config.steps))
         )
 
-    async def _compare(self, step: Step, seed: int) -> None:
+    async def _compare(self, step: Step, round_: int) -> None:
         """The two runs of a pair, one after the other."""
-        with_it = _see(await self._serve(step, "with", (), seed))
-        without = _see(await self._serve(step, "without", step.before, seed))
+        flags = {"with": (), "without": step.before}
+        seen = {}
+        for way in sorted(flags, reverse=round_ % 2 == 1):
+            seen[way] = _see(await self._serve(step, way, flags[way], self._config.seed + round_))
         for measure in step.measures:
-            now, before = measure.read(with_it), measure.read(without)
+            now, before = measure.read(seen["with"]), measure.read(seen["without"])
             if now is not None and before is not None:
                 self._pairs[step.name, measure.title].append(Pair(now, before))
 

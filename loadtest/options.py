@@ -4,6 +4,7 @@ Light to import: the command line needs it for help.
 """
 
 import re
+import shlex
 
 from pdserve.loadtest.errors import OptionError
 
@@ -24,3 +25,11 @@ def parse_count(flag: str, text: str) -> int:
 def check_count(flag: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise OptionError(f"{flag} {value}: must be within {low} and {high}")
+
+
+def parse_words(flag: str, text: str) -> list[str]:
+    """The words of a command line, quoted as for a shell."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise OptionError(f"{flag} {text}: is no command line: {error}") from None

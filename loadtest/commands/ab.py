@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import functools
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from pdserve.loadtest.commands.load_flags import VERDICT_NUM_REQUESTS, add_load,
 from pdserve.loadtest.commands.outputs import add_outputs, make_folder, read_outputs
 from pdserve.loadtest.deployment.layout import layouts, parse_ratios
 from pdserve.loadtest.errors import OptionError
-from pdserve.loadtest.options import parse_count, parse_number
+from pdserve.loadtest.options import parse_count, parse_number, parse_words
 
 if TYPE_CHECKING:
     from pdserve.loadtest.ab import Ended
@@ -133,7 +132,11 @@ def _servers(args: argparse.Namespace) -> tuple["Server", ...]:
     cores = available if args.cores is None else parse_count("--cores", args.cores)
     if cores > available:
         raise OptionError(f"--cores {cores}: this machine lets us use {available}")
-    flags = [*([] if args.model is None else ["--model", args.model]), *_promised(args), *shlex.split(args.up_flags)]
+    flags = [
+        *([] if args.model is None else ["--model", args.model]),
+        *_promised(args),
+        *parse_words("--up-flags", args.up_flags),
+    ]
     servers = []
     for layout in layouts(cores, () if args.ratios is None else parse_ratios(args.ratios)):
         url = free_url()
@@ -157,7 +160,7 @@ def _parse_server(text: str) -> tuple[str, str, tuple[str, ...]]:
     url, _, command = rest.partition("|")
     if not (name and url and command):
         raise OptionError(f"--server {text}: must be 'NAME|URL|COMMAND'")
-    return name, url.rstrip("/"), tuple(shlex.split(command))
+    return name, url.rstrip("/"), tuple(parse_words("--server", command))
 
 
 def _describe(ended: "Ended", budget_min: float) -> str:

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import functools
 import os
-import shlex
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from pdserve.loadtest.commands.exit_codes import EXIT_OK
 from pdserve.loadtest.commands.outputs import make_folder, read_outputs
 from pdserve.loadtest.deployment.layout import Layout, parse_ratios
 from pdserve.loadtest.errors import OptionError
-from pdserve.loadtest.options import parse_count, parse_number
+from pdserve.loadtest.options import parse_count, parse_number, parse_words
 
 if TYPE_CHECKING:
     from pdserve.loadtest.ablation import Ended
@@ -67,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     config = AblationConfig(
         steps=tuple(step for step in STEPS if step.name in names),
         layout=layout,
-        up_flags=(*([] if args.model is None else ["--model", args.model]), *shlex.split(args.up_flags)),
+        up_flags=(*([] if args.model is None else ["--model", args.model]), *parse_words("--up-flags", args.up_flags)),
         budget_s=60 * budget_min,
         folder=folder,
         seed=parse_count("--seed", args.seed),
@@ -105,11 +104,9 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 def _layout(nodes: str) -> Layout:
     cores = len(os.sched_getaffinity(0))
-    if ":" in nodes:
-        ((num_prefill, num_decode), *_) = parse_ratios(nodes)
-    else:
-        num_prefill, num_decode = 0, parse_count("--nodes", nodes)
-    layout = Layout(num_prefill, num_decode, cores)
-    if num_decode < 1 or (":" in nodes and num_prefill < 1) or layout.num_nodes > cores:
+    ratios = parse_ratios(nodes) if ":" in nodes else ((0, parse_count("--nodes", nodes)),)
+    layout = Layout(*ratios[0], cores)
+    is_split = ":" in nodes
+    if len(ratios) > 1 or layout.num_decode < 1 or layout.is_split is not is_split or layout.num_nodes > cores:
         raise OptionError(f"--nodes {nodes}: must be N or P:D, a core for each, and we may use {cores} cores here")
     return layout

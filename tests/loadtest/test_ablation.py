@@ -179,7 +179,7 @@ def ignore(*_) -> None:
 async def test_pairs_of_runs_become_a_table_with_what_others_report(tmp_path):
     told: list[Ended] = []
     report = await Ablation(make_config(tmp_path, num_rounds=2), ignore, told.append).run()
-    assert [ended.name for ended in told] == ["gaps-with-0", "gaps-without-0", "gaps-with-1", "gaps-without-1"]
+    assert [ended.name for ended in told] == ["gaps-with-0", "gaps-without-0", "gaps-without-1", "gaps-with-1"]
     (measured,) = report.measured
     assert measured.num_rounds == 2
     assert 1 < measured.gains[GAP.title].low <= measured.gains[GAP.title].high
@@ -220,6 +220,8 @@ def run_command(*words: str) -> int:
         (["--nodes", "0"], "--nodes 0: must be N or P:D"),
         (["--nodes", "1000"], "--nodes 1000: must be N or P:D, a core for each"),
         (["--nodes", "1:0"], "--nodes 1:0: must be N or P:D"),
+        (["--nodes", "1:1,2:2"], "--nodes 1:1,2:2: must be N or P:D"),
+        (["--up-flags", "'--dtype"], "--up-flags '--dtype: is no command line: No closing quotation"),
         (["--nodes", "x"], "--nodes x: must be a whole number"),
         (["--budget", "nan"], "--budget nan: must be above 0"),
         (["--out", "/dev/null/x"], "--out /dev/null/x: cannot be made a folder"),
