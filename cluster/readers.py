@@ -153,12 +153,16 @@ def label() -> Reader:
 
 
 def folder() -> Reader:
-    def check(text: str) -> Path:
-        if not text or "\0" in text:
-            raise ValueError("is not a path")
-        return Path(text).expanduser()
+    return Reader("DIR", _path, lambda value: _path(_string(value)))
 
-    return Reader("DIR", check, lambda value: check(_string(value)))
+
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ValueError("is not a path")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("begins with the home of somebody who has none here") from None
 
 
 def core_list() -> Reader:
@@ -203,7 +207,7 @@ def file() -> Reader:
     """A file that exists."""
 
     def check(text: str) -> Path:
-        path = Path(text).expanduser()
+        path = _path(text)
         if not path.is_file():
             raise ValueError("is no file")
         return path

@@ -181,12 +181,12 @@ class WatchedCluster(InProcessCluster):
         held = bytes(self.nodes[name].pool.view.block(block_id))
         assert held == self.truths[block_hash], f"block {block_id} of {name} is not {block_hash.hex()}"
 
-    def _end_copy(self, node: SimNode, action: CopyBlocks, source: PoolView | None, took_s: float) -> None:
+    def _end_copy(self, node: SimNode, action: CopyBlocks, source: PoolView | None) -> None:
         spoil = self.sabotage.in_copy
         spoilt = [copy for copy in action.copies if spoil is not None and self.sabotage.is_due(copy.hash)]
         if spoil is None or not spoilt:
-            super()._end_copy(node, action, source, took_s)
+            super()._end_copy(node, action, source)
             return
         (copy,) = spoilt
         with contextmanager(spoil)(source, copy, self.sabotage.other(copy.hash)):
-            super()._end_copy(node, action, source, took_s)
+            super()._end_copy(node, action, source)

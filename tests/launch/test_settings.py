@@ -262,6 +262,12 @@ def test_any_text_in_any_setting_is_read_or_refused_with_our_own_error(text, ite
         load_config(One, {"value": text}, environ={})
 
 
+@pytest.mark.parametrize("name", ["model", "key_file"])
+def test_the_home_of_nobody_is_refused(name):
+    with pytest.raises(ConfigError, match="'~0/x' begins with the home of somebody who has none here"):
+        load_config(PrefillConfig, {name: "~0/x"}, environ={})
+
+
 @pytest.mark.parametrize("role", ["router", "prefill", "decode"])
 def test_an_example_file_names_every_setting_of_its_role_that_the_help_shows_at_the_default(role):
     file = Path(__file__).parents[2] / "configs" / f"{role}.toml"
