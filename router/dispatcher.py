@@ -156,12 +156,13 @@ class Dispatcher:
             return []
         if record.stage is Stage.PREFILL:
             self._attempts.computed(record, now)
-            record.times.compute(message, self._waited_s, now)
-            if not record.num_outputs:
-                # A later attempt's computing is no part of the time to the first token.
-                record.num_not_computed = record.of_prompt(message.num_cached_tokens)
-                record.prefill_queue_s, record.prefill_s = message.queue_s, message.prefill_s
-                record.chunks = message.chunks
+        # Another node's word of what it did with the blocks may have come first.
+        record.times.compute(message, self._waited_s)
+        if record.times.is_first_attempt:
+            # A later attempt's computing is no part of the time to the first token.
+            record.num_not_computed = record.of_prompt(message.num_cached_tokens)
+            record.prefill_queue_s, record.prefill_s = message.queue_s, message.prefill_s
+            record.chunks = message.chunks
         if record.lacks_prompt_logprobs:
             if not message.prompt_logprobs.covers(len(record.prompt) - 1):
                 return self._attempts.retry(record, f"{sender}: its log-probabilities are not of this prompt")

@@ -7,10 +7,12 @@
 
 The stages of a token are one after another and add up to its time, to the microsecond: a node's are durations on its
 own clock. Of what the router waited beyond them, `cpu_wait_s` is what the processes that a message came to stood
-ready without a core; the rest is `link_s`.
+ready without a core; the rest is `link_s`. What a node has more than there was is taken off and told as `excess_s`.
+They are made when they are asked for: messages of two nodes about one request come in any order.
 Monotonic seconds of the router. Belongs to a Record; Dispatcher and Attempts write it, TokenStream what is delivered.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pdserve.cluster.messages import Begun, FirstToken
@@ -18,19 +20,31 @@ from pdserve.cluster.messages import Begun, FirstToken
 Stages = dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Stages of a node, and what messages before and with them may have waited for a core."""
+
+    stages: Stages = field(default_factory=dict)
+    waited_s: float = 0.0
+
+
 @dataclass(slots=True)
 class AttemptTimes:
-    """Of one attempt. computed: its FirstToken came, with the stages in `prefill`; those in `begun` with its Begun.
-
-    prefill_waited_s, begun_waited_s: what the messages before and of each may have waited for a core
-    """
+    """Of one attempt. prefill: of its FirstToken, begun: of its Begun; None until it came."""
 
     dispatched: float
-    computed: float | None = None
-    prefill: Stages = field(default_factory=dict)
-    begun: Stages = field(default_factory=dict)
-    prefill_waited_s: float = 0.0
-    begun_waited_s: float = 0.0
+    prefill: Told | None = None
+    begun: Told | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bringer:
+    """Of a token: its attempt, and whether that had been told to run where it decodes, which is before what it draws
+    there and after what was drawn with the prompt.
+    """
+
+    attempt: AttemptTimes
+    had_begun: bool
 
 
 @dataclass(slots=True)
@@ -54,9 +68,8 @@ class Times:
     first_written: float | None = None
     second_written: float | None = None
     attempt: AttemptTimes | None = None
-    first_stages: Stages = field(default_factory=dict)
-    second_stages: Stages = field(default_factory=dict)
-    _first_attempt: AttemptTimes | None = None
+    _first: Bringer | None = None
+    _second: Bringer | None = None
 
     @property
     def promised_from(self) -> float:
@@ -68,24 +81,30 @@ class Times:
         self.dispatched = now if self.dispatched is None else self.dispatched
         self.attempt = AttemptTimes(now)
 
-    def compute(self, message: FirstToken, waited_s: float, now: float) -> None:
-        """The prompt of the present attempt is computed. waited_s: what the message may have waited here."""
-        if self.attempt is not None and self.attempt.computed is None:
-            self.attempt.computed = now
-            self.attempt.prefill_waited_s = message.waited_s + waited_s
+    @property
+    def is_first_attempt(self) -> bool:
+        """Whether the present attempt has brought the first token, or still may."""
+        return self._first is None or self.attempt is self._first.attempt
+
+    def compute(self, message: FirstToken, waited_s: float) -> None:
+        """The prompt of the present attempt is computed; the first word of it counts, which others may have passed.
+
+        waited_s  what the message may have waited here
+        """
+        if self.attempt is not None and self.attempt.prefill is None:
             chunks_s = sum(chunk.seconds for chunk in message.chunks)
-            self.attempt.prefill = {
+            stages = {
                 "prefill_queue_s": message.queue_s,
                 "chunks_s": chunks_s - message.step_end_s,
                 "chunk_wait_s": message.prefill_s - chunks_s,
                 "step_end_s": message.step_end_s + message.told_s,
             }
+            self.attempt.prefill = Told(stages, message.waited_s + waited_s)
 
     def begin(self, message: Begun, waited_s: float) -> None:
         """The present attempt runs where it decodes. waited_s as in `compute`."""
-        if self.attempt is not None and not self.attempt.begun:
-            self.attempt.begun_waited_s = message.waited_s + waited_s
-            self.attempt.begun = {
+        if self.attempt is not None and self.attempt.begun is None:
+            stages = {
                 "wait_for_blocks_s": message.wait_for_blocks_s,
                 "fetch_s": message.fetch_s,
                 "copy_s": message.copy_s,
@@ -94,15 +113,14 @@ class Times:
                 "first_step_s": message.step_s,
                 "step_end_s": message.told_s,
             }
+            self.attempt.begun = Told(stages, message.waited_s + waited_s)
 
     def take(self, num_before: int, num_outputs: int, now: float) -> None:
         """A sample has more outputs than before; those of the first that has two count as first and second token."""
         if self.first_token is None:
-            self.first_token, self._first_attempt = now, self.attempt
-            self.first_stages = self._to_first(now)
+            self.first_token, self._first = now, self._bringer()
         if self.second_token is None and num_before < 2 <= num_outputs:
-            self.second_token = now
-            self.second_stages = self._to_second(self.first_token, now)
+            self.second_token, self._second = now, self._bringer()
         self.last_token = now
 
     def written(self, has_second: bool, now: float) -> None:
@@ -112,48 +130,64 @@ class Times:
         if has_second and self.second_written is None:
             self.second_written = now
 
-    def _to_first(self, now: float) -> Stages:
-        attempt = self.attempt
-        if attempt is None or self.dispatched is None or self.queued is None:
+    def _bringer(self) -> Bringer | None:
+        return None if self.attempt is None else Bringer(self.attempt, self.attempt.begun is not None)
+
+    @property
+    def first_stages(self) -> Stages:
+        """From the arrival to the first token; none without one, or where nobody knows its attempt."""
+        first = self._first
+        if first is None or self.first_token is None or self.dispatched is None or self.queued is None:
             return {}
-        before = {
+        own = {
             "read_s": self.read_s,
             "route_s": self.queued - self.promised_from,
             "queue_s": self.dispatched - self.queued,
-            "earlier_attempts_s": attempt.dispatched - self.dispatched,
+            "earlier_attempts_s": first.attempt.dispatched - self.dispatched,
         }
-        return _with_link({**before, **attempt.prefill}, attempt.prefill_waited_s, now - self.arrived)
+        told = [first.attempt.prefill, first.attempt.begun] if first.had_begun else [first.attempt.prefill]
+        return _account(own, told, self.first_token - self.arrived)
 
-    def _to_second(self, first_token: float, now: float) -> Stages:
-        attempt = self.attempt
-        if attempt is None:
+    @property
+    def second_stages(self) -> Stages:
+        """From the first token to the second; none as above."""
+        first, second = self._first, self._second
+        if first is None or second is None or self.first_token is None or self.second_token is None:
             return {}
-        stages: Stages = dict(attempt.begun)
-        waited_s = attempt.begun_waited_s
-        if attempt is not self._first_attempt:
-            stages = _joined({"earlier_attempts_s": attempt.dispatched - first_token}, attempt.prefill, stages)
-            waited_s += attempt.prefill_waited_s
-        return _with_link(stages, waited_s, now - first_token)
+        own: Stages = {}
+        told = [second.attempt.begun] if second.had_begun else []
+        if second.attempt is not first.attempt:
+            own = {"earlier_attempts_s": second.attempt.dispatched - self.first_token}
+            told = [second.attempt.prefill, *told]
+        elif first.had_begun:
+            told = []
+        return _account(own, told, self.second_token - self.first_token)
 
 
-def _joined(*parts: Stages) -> Stages:
+def _joined(parts: Iterable[Told | None]) -> Told:
     """One after another; a stage that comes twice has the sum."""
     joined: Stages = {}
-    for part in parts:
-        for name, seconds in part.items():
+    waited_s = 0.0
+    for part in filter(None, parts):
+        waited_s += part.waited_s
+        for name, seconds in part.stages.items():
             joined[name] = joined.get(name, 0.0) + seconds
-    return joined
+    return Told(joined, waited_s)
 
 
-def _with_link(stages: Stages, waited_s: float, total_s: float) -> Stages:
-    """What no stage has is the link's, but for what messages may have waited for a core.
+def _account(own: Stages, parts: Iterable[Told | None], total_s: float) -> Stages:
+    """The router's own stages and those that nodes told it of; what neither has is the link's, but for waits.
 
-    A node may have begun before the router knew: its first stages went by meanwhile, and count as much less.
+    A node may have begun before the router knew: its first stages went by meanwhile, and count as much less. How much
+    that is in all is the excess, which is small unless somebody's account is wrong.
     """
-    rest_s = total_s - sum(stages.values())
-    for name in stages:
-        excess_s = min(max(0.0, -rest_s), stages[name])
-        stages = {**stages, name: stages[name] - excess_s}
-        rest_s += excess_s
-    cpu_wait_s = min(waited_s, max(0.0, rest_s))
-    return {**stages, "cpu_wait_s": cpu_wait_s, "link_s": rest_s - cpu_wait_s}
+    told = _joined(parts)
+    excess_s = max(0.0, sum(own.values()) + sum(told.stages.values()) - total_s)
+    left_s, kept = excess_s, {}
+    for name, seconds in told.stages.items():
+        off_s = min(left_s, seconds)
+        kept[name] = seconds - off_s
+        left_s -= off_s
+    rest_s = total_s - sum(own.values()) - sum(kept.values())
+    cpu_wait_s = min(told.waited_s, max(0.0, rest_s))
+    return {**own, **kept, "cpu_wait_s": cpu_wait_s, "link_s": rest_s - cpu_wait_s, "excess_s": excess_s}

@@ -125,7 +125,7 @@ class RequestQueue:
         self._turns.join(
             waiting.key,
             record.priority,
-            record.times.arrived,
+            record.times.promised_from,
             waiting.deadline,
             record.num_tokens,
             is_resumed=waiting.is_resumed,

@@ -40,6 +40,7 @@ class Kind(StrEnum):
 
 CLIENT_LAG = "client_lag_s"
 ARRIVAL_WAIT = "arrival_wait_s"
+EXCESS = "excess_s"
 UNEXPLAINED = "unexplained_s"
 DELIVERY = "delivery_s"
 
@@ -73,10 +74,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Of one token of one request: total_s is what the client saw, from the intended send time."""
+    """Of one token of one request: total_s is what the client saw, from the intended send time.
+
+    excess_s: what the server's stages had beyond the time that its router knows of, and were cut by
+    """
 
     stages: tuple[Stage, ...]
     total_s: float
+    excess_s: float = 0.0
 
     @property
     def explained_s(self) -> float:
@@ -84,8 +89,8 @@ class Account:
 
     @property
     def unexplained_s(self) -> float:
-        """Below 0 where the account has more than there was."""
-        return self.total_s - self.explained_s
+        """Below 0 where the account has more than there was; that it was cut to fit makes it no better."""
+        return self.total_s - self.explained_s - self.excess_s
 
     @property
     def allowed_s(self) -> float:
@@ -144,7 +149,7 @@ def first_token(record: Record) -> Account | None:
     stages = _stages(record, "first_token")
     if stages is None or record.ttft_s is None:
         return None
-    return Account((*_before(record), *stages), record.ttft_s)
+    return Account((*_before(record), *stages), record.ttft_s, _excess_s(record, "first_token"))
 
 
 def second_token(record: Record) -> Account | None:
@@ -152,7 +157,8 @@ def second_token(record: Record) -> Account | None:
     stages = _to_second(record)
     if stages is None or record.second_token_s is None:
         return None
-    return Account((*_before(record), *stages), record.second_token_s)
+    excess_s = _excess_s(record, "first_token") + _excess_s(record, "second_token")
+    return Account((*_before(record), *stages), record.second_token_s, excess_s)
 
 
 def reconcile(records: Iterable[Record], account: Callable[[Record], Account | None]) -> Reconciliation | None:
@@ -215,9 +221,18 @@ def _before(record: Record) -> tuple[Stage, Stage]:
     return Stage(CLIENT_LAG, Kind.OTHER, lag_s), Stage(ARRIVAL_WAIT, Kind.QUEUE, wait_s)
 
 
-def _stages(record: Record, token: str) -> list[Stage] | None:
+def _told(record: Record, token: str) -> dict[Any, Any] | None:
     told = record.server_metrics.get(token) if isinstance(record.server_metrics, dict) else None
-    if not isinstance(told, dict):
+    return told if isinstance(told, dict) else None
+
+
+def _excess_s(record: Record, token: str) -> float:
+    return _seconds((_told(record, token) or {}).get(EXCESS)) or 0.0
+
+
+def _stages(record: Record, token: str) -> list[Stage] | None:
+    told = _told(record, token)
+    if told is None:
         return None
     return [
         Stage(name, kind, seconds)

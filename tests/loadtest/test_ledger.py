@@ -78,6 +78,12 @@ def test_the_second_token_has_the_stages_of_the_first_but_its_delivery():
     assert [stage.name for stage in account.stages].count("delivery_s") == 1
 
 
+def test_what_stages_were_cut_by_to_fit_is_unexplained():
+    metrics = make_metrics(first_token={**FIRST, "excess_s": 0.125}, second_token={**SECOND, "excess_s": 0.25})
+    assert first_token(make(metrics)).unexplained_s == pytest.approx(0.03 - 0.125)
+    assert second_token(make(metrics)).unexplained_s == pytest.approx(second_token(make()).unexplained_s - 0.375)
+
+
 @pytest.mark.parametrize(("told_s", "wait_s"), [(0.0, 0.0), (0.02, 0.02), (5.0, 0.03), ("much", 0.0), (-1.0, 0.0)])
 def test_a_wait_before_the_servers_handler_is_at_most_what_is_left(told_s, wait_s):
     record = make(make_metrics(arrival_wait_s=told_s))

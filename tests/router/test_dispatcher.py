@@ -30,6 +30,7 @@ from pdserve.cluster.messages import (
 )
 from pdserve.core.block_hash import BlockHasher, unpack_token_ids
 from pdserve.core.cache_delta import BEGINNING, CacheDelta, CachePosition
+from pdserve.core.chunk import Chunk
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.sampling import SamplingParams
 from pdserve.core.turns import Policy
@@ -455,6 +456,23 @@ def test_ready_counts_its_bytes_once_an_attempt_and_its_time_once():
     assert record.bytes_moved == 400
     assert record.exposed_transfer_s == 0.5
     assert (record.reserve_s, record.copy_s) == (0.1, 0.2)
+
+
+@pytest.mark.parametrize("token_comes_first", [False, True])
+def test_the_prefill_node_is_heard_when_the_decode_node_was_faster(token_comes_first: bool):
+    dispatcher = make_dispatcher("P0")
+    request, _ = submit(dispatcher)
+    dispatcher.handle(Received(NodeId("D0"), Ready(request, 1, 3, 300, 0, 0.0, 0.0)), 1.0)
+    if token_comes_first:
+        dispatcher.handle(tokens(request, 0, 5, 6), 1.0)
+    chunks = (Chunk(10, 0.25, 0.5),)
+    word = FirstToken(request, 1, (Drawn(0, 0, 5),), 8, queue_s=0.25, prefill_s=0.5, chunks=chunks)
+    dispatcher.handle(Received(NodeId("P0"), word), 1.5)
+    record = dispatcher.find(request)
+    assert record.stage is Stage.DECODE
+    ledger = record.ledger()
+    assert (ledger["prefill_queue_s"], ledger["chunks"], ledger["cached_tokens"]) == (0.25, [[10, 0.25, 0.5]], 8)
+    assert (ledger["first_token"]["prefill_queue_s"], ledger["first_token"]["chunks_s"]) == (0.25, 0.5)
 
 
 def test_the_ledger_keeps_the_times_of_the_token_that_was_the_first():

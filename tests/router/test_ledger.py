@@ -35,7 +35,7 @@ def begun(**others: float) -> Begun:
 
 def test_the_first_token_has_the_stages_of_router_and_node_and_the_rest_is_the_links():
     times = make_times()
-    times.compute(computed(step_end_s=0.125, told_s=0.0625), 0.0, 15.0)
+    times.compute(computed(step_end_s=0.125, told_s=0.0625), 0.0)
     times.take(0, 1, 15.0)
     assert times.first_stages == {
         "read_s": 0.25,
@@ -48,13 +48,14 @@ def test_the_first_token_has_the_stages_of_router_and_node_and_the_rest_is_the_l
         "step_end_s": 0.1875,
         "cpu_wait_s": 0.0,
         "link_s": 0.9375,
+        "excess_s": 0.0,
     }
 
 
 @pytest.mark.parametrize(("waited_s", "cpu_wait_s"), [(0.25, 0.5), (5.0, 0.9375)])
 def test_a_wait_for_a_core_is_no_more_than_what_is_left(waited_s: float, cpu_wait_s: float):
     times = make_times()
-    times.compute(computed(step_end_s=0.125, told_s=0.0625, waited_s=0.25), waited_s, 15.0)
+    times.compute(computed(step_end_s=0.125, told_s=0.0625, waited_s=0.25), waited_s)
     times.take(0, 1, 15.0)
     assert times.first_stages["cpu_wait_s"] == cpu_wait_s
     assert sum(times.first_stages.values()) == 5.0
@@ -62,7 +63,7 @@ def test_a_wait_for_a_core_is_no_more_than_what_is_left(waited_s: float, cpu_wai
 
 def test_the_second_token_has_the_stages_of_the_decode_node():
     times = make_times()
-    times.compute(computed(), 0.0, 15.0)
+    times.compute(computed(), 0.0)
     times.take(0, 1, 15.0)
     times.begin(begun(told_s=0.25), 0.125)
     times.take(1, 2, 20.0)
@@ -76,27 +77,68 @@ def test_the_second_token_has_the_stages_of_the_decode_node():
         "step_end_s": 0.25,
         "cpu_wait_s": 0.125,
         "link_s": 0.5,
+        "excess_s": 0.0,
     }
 
 
 def test_what_a_decode_node_did_before_the_router_had_the_first_token_counts_for_nothing():
     times = make_times()
-    times.compute(computed(), 0.0, 15.0)
+    times.compute(computed(), 0.0)
     times.take(0, 1, 15.0)
     times.begin(begun(), 0.125)
     times.take(1, 2, 18.875)
     stages = times.second_stages
     assert (stages["wait_for_blocks_s"], stages["fetch_s"], stages["copy_s"]) == (0.0, 0.125, 0.5)
     assert (stages["cpu_wait_s"], stages["link_s"]) == (0.0, 0.0)
+    assert stages.pop("excess_s") == 0.25
     assert sum(stages.values()) == 3.875
+
+
+def test_the_routers_own_stages_are_cut_by_nothing():
+    times = make_times()
+    times.compute(computed(queue_s=50.0), 0.0)
+    times.take(0, 1, 15.0)
+    stages = times.first_stages
+    assert (stages["read_s"], stages["route_s"], stages["queue_s"]) == (0.25, 0.25, 0.5)
+    assert (stages["prefill_queue_s"], stages["link_s"], stages["excess_s"]) == (1.5, 0.0, 48.5)
+
+
+def test_a_word_of_the_prefill_that_comes_after_the_tokens_counts_all_the_same():
+    times = make_times()
+    times.take(0, 1, 15.0)
+    times.compute(computed(), 0.0)
+    assert times.first_stages["prefill_queue_s"] == 0.5
+    assert times.first_stages["link_s"] == 1.0
+
+
+def test_a_first_token_that_the_decode_node_repeats_has_its_stages_there_and_the_second_that_comes_along_has_none():
+    times = make_times()
+    times.begin(begun(), 0.25)
+    times.take(0, 2, 18.5)
+    times.compute(computed(), 0.25)
+    first, second = times.first_stages, times.second_stages
+    assert (first["chunks_s"], first["copy_s"], first["first_step_s"], first["cpu_wait_s"]) == (2.0, 0.5, 2.0, 0.375)
+    assert (sum(first.values()), set(second.values())) == (8.5, {0.0})
+
+
+def test_a_token_that_a_later_attempts_prefill_brings_has_no_stages_of_the_decoding_that_follows():
+    times = make_times()
+    times.compute(computed(), 0.0)
+    times.take(0, 1, 15.0)
+    times.dispatch(16.0)
+    times.compute(computed(), 0.0)
+    times.take(1, 2, 20.0)
+    times.begin(begun(), 0.0)
+    assert "first_step_s" not in times.second_stages
+    assert times.second_stages["link_s"] == 1.0
 
 
 def test_a_later_attempt_has_its_prefill_in_the_second_token():
     times = make_times()
-    times.compute(computed(), 0.0, 15.0)
+    times.compute(computed(), 0.0)
     times.take(0, 1, 15.0)
     times.dispatch(16.0)
-    times.compute(computed(queue_s=0.25), 0.0, 20.0)
+    times.compute(computed(queue_s=0.25), 0.0)
     times.begin(begun(), 0.0)
     times.take(1, 2, 25.0)
     stages = times.second_stages
@@ -115,8 +157,8 @@ def test_tokens_that_come_without_a_word_of_their_stages_are_the_links():
 
 def test_each_token_comes_once_and_is_written_once():
     times = make_times()
-    times.compute(computed(), 0.0, 15.0)
-    times.compute(computed(queue_s=2.0), 0.0, 16.0)
+    times.compute(computed(), 0.0)
+    times.compute(computed(queue_s=2.0), 0.0)
     times.take(0, 1, 15.0)
     times.written(has_second=False, now=15.5)
     times.take(1, 2, 16.0)
@@ -147,7 +189,7 @@ def rows_of(page: str, first_column: str) -> set[str]:
 
 def test_the_documentation_names_every_member_and_every_stage():
     times = make_times()
-    times.compute(computed(), 0.0, 15.0)
+    times.compute(computed(), 0.0)
     times.take(0, 1, 15.0)
     times.begin(begun(), 0.0)
     times.take(1, 2, 20.0)

@@ -11,9 +11,11 @@ from pdserve.router.queue import RequestQueue
 from pdserve.router.record import Record
 
 
-def make_record(number: int, num_tokens: int = 10, priority: int = 0, arrived: float = 0.0) -> Record:
+def make_record(
+    number: int, num_tokens: int = 10, priority: int = 0, arrived: float = 0.0, read_s: float = 0.0
+) -> Record:
     request = RequestId(number.to_bytes(16, "little"))
-    return Record(request, str(number), [0] * num_tokens, SamplingParams(), Times(arrived), priority)
+    return Record(request, str(number), [0] * num_tokens, SamplingParams(), Times(arrived, read_s), priority)
 
 
 class Queue:
@@ -61,6 +63,13 @@ def test_the_higher_priority_goes_first_then_what_goes_on_then_the_shortest_then
     queue.join(6, num_tokens=50, priority=2)
     assert queue.admit() == [6, 4, 5, 2, 3, 1]
     assert len(queue.queue) == 0
+
+
+def test_time_that_a_client_took_to_send_its_request_is_no_time_in_line():
+    queue = Queue(Policy.FCFS)
+    queue.join(1, arrived=1.0)
+    queue.join(2, read_s=20.0)
+    assert queue.admit() == [1, 2]
 
 
 def test_first_come_first_served_takes_them_in_order_of_arrival():
