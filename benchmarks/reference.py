@@ -47,7 +47,7 @@ def main() -> int:
 
 def parse_server(text: str) -> Server:
     name, url, command = text.split("|", 2)
-    return Server(name, url, tuple(shlex.split(command)), cores=0)
+    return Server(name, url, tuple(shlex.split(command)))
 
 
 async def run_point(server: Server, rate: str, seed: str, num_requests: int, out: Path) -> None:

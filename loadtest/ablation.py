@@ -113,7 +113,7 @@ class Ablation:
 def _make_server(config: AblationConfig, step: Step, name: str, flags: Sequence[str]) -> Server:
     url = free_url()
     command = config.layout.up_command(url, (*step.common, *config.up_flags, *flags))
-    return Server(name, url, command, config.layout.cores, environ=step.environ)
+    return Server(name, url, command, environ=step.environ)
 
 
 def _see(report: Report) -> Seen:

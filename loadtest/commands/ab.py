@@ -3,22 +3,22 @@
 import argparse
 import asyncio
 import functools
-import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdserve.loadtest.commands.exit_codes import EXIT_OK
-from pdserve.loadtest.commands.flags import read_promises
+from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_OK
+from pdserve.loadtest.commands.flags import add_selftest, read_promises, read_selftest
 from pdserve.loadtest.commands.load_flags import VERDICT_NUM_REQUESTS, add_load, add_rare, read_searched_load
-from pdserve.loadtest.commands.outputs import add_outputs, make_folder, read_outputs
+from pdserve.loadtest.commands.outputs import Outputs, add_outputs, make_folder, read_outputs
+from pdserve.loadtest.deployment.cores import usable_cores
 from pdserve.loadtest.deployment.layout import layouts, parse_ratios
-from pdserve.loadtest.errors import OptionError
+from pdserve.loadtest.errors import OptionError, TargetError
 from pdserve.loadtest.options import parse_count, parse_number, parse_words
 
 if TYPE_CHECKING:
-    from pdserve.loadtest.ab import Ended
+    from pdserve.loadtest.ab import EndedRun
     from pdserve.loadtest.deployment.server import Server
     from pdserve.loadtest.report.ab_report import AbReport
     from pdserve.loadtest.report.progress import Progress
@@ -39,44 +39,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget", default="20", metavar="MIN", help="minutes for all of it (20)")
     add("--cores", metavar="N", help="cores to lay the nodes over, a node a core (all)")
     add("--ratios", metavar="LIST", help="prefill:decode nodes to try, e.g. 1:3,2:2 (all that fit, 5 at most)")
-    add("--rate", metavar="R", help="requests a second to begin with (found by trying)")
-    add("--out", default="results/ab", metavar="DIR", help="logs and the report of each run (results/ab)")
     add_load(parser)
     add_outputs(parser)
+    add_rare(parser, "--rate", None, "R")
+    add_rare(parser, "--out", "results/ab", "DIR")
     add_rare(parser, "--up-flags", "", "'...'")
     add_rare(parser, "--server", None, "'NAME|URL|COMMAND'")
     add_rare(parser, "--tolerance", "0.1", "SHARE")
+    add_selftest(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     if args.csv is not None:
         raise OptionError(f"--csv {args.csv}: an A/B has no table of requests; each run's is in --out {args.out}")
     promises = read_promises(args)
-    if args.slo is None or not promises:
-        raise OptionError("--slo: an A/B needs something that is promised")
     budget_min = parse_number("--budget", "", args.budget)
     if not 0 < budget_min <= MAX_BUDGET_MIN:
         raise OptionError(f"--budget {args.budget}: must be above 0 and at most {MAX_BUDGET_MIN} minutes")
-    outputs = read_outputs(args)
+    outputs, tests_itself = read_outputs(args), read_selftest(args)
     servers = _servers(args)
     folder = make_folder("--out", args.out)
 
     # Not at the top: these load aiohttp and numpy, which help need not wait for.
     from pdserve.loadtest.ab import Ab
     from pdserve.loadtest.client.target import Target
-    from pdserve.loadtest.report.ab_document import describe_ab
-    from pdserve.loadtest.report.ab_report import AbConfig, write_json
-    from pdserve.loadtest.report.json_file import write_whole
-    from pdserve.loadtest.report.markdown import format_document as format_markdown
+    from pdserve.loadtest.report.ab_report import AbConfig
     from pdserve.loadtest.report.progress import ProgressLine
-    from pdserve.loadtest.report.text import format_document
 
     # Not all of a trace: a run must fit into the budget many times.
     args.num_requests = args.num_requests or str(VERDICT_NUM_REQUESTS)
     load = read_searched_load(args)
     config = AbConfig(
         servers=servers,
-        target=Target(servers[0].url),
+        target=Target(servers[0].placed().url),
         load=load,
         promises=promises,
         budget_s=60 * budget_min,
@@ -90,24 +85,45 @@ def main(args: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             line.draw(progress, time.monotonic(), f"{name} at {rate_per_s:g}/s ")
 
-    def tell(ended: "Ended") -> None:
+    def tell(ended: "EndedRun") -> None:
         line.close()
         print(_describe(ended, budget_min), file=sys.stderr, flush=True)
 
+    ab = Ab(config, draw, tell, tests_itself)
+    code = EXIT_OK
     try:
-        report: AbReport = asyncio.run(Ab(config, draw, tell).run())
+        asyncio.run(ab.run())
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
     finally:
         line.close()
+    report = ab.report()
+    if report is None:
+        if code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt
+        raise TargetError("no layout could be measured; the lines above say why, or raise --budget")
+    if code == EXIT_INTERRUPTED:
+        print("pdserve bench: interrupted; reported is what was measured until then", file=sys.stderr)
+    _tell(report, outputs)
+    return code
+
+
+def _tell(report: "AbReport", outputs: Outputs) -> None:
+    """Print the report and write the files that were asked for."""
+    from pdserve.loadtest.report.ab_document import describe_ab
+    from pdserve.loadtest.report.ab_report import write_json
+    from pdserve.loadtest.report.markdown import write_document
+    from pdserve.loadtest.report.text import format_document
+
     document = describe_ab(report)
     print(format_document(document))
     outputs.write_with(
         {
             "json": functools.partial(write_json, report),
-            "markdown": lambda path: write_whole(path, format_markdown(document)),
+            "markdown": functools.partial(write_document, document),
             "html": functools.partial(_write_page, report),
         }
     )
-    return EXIT_OK
 
 
 def _write_page(report: "AbReport", path: Path) -> None:
@@ -126,22 +142,22 @@ def _write_page(report: "AbReport", path: Path) -> None:
 
 
 def _servers(args: argparse.Namespace) -> tuple["Server", ...]:
-    from pdserve.loadtest.deployment.server import Server, free_url
+    from pdserve.loadtest.deployment.server import LOOPBACK_URL, Server
 
-    available = len(os.sched_getaffinity(0))
-    cores = available if args.cores is None else parse_count("--cores", args.cores)
-    if cores > available:
-        raise OptionError(f"--cores {cores}: this machine lets us use {available}")
+    available = usable_cores()
+    num_cores = len(available) if args.cores is None else parse_count("--cores", args.cores)
+    if num_cores > len(available):
+        raise OptionError(f"--cores {num_cores}: this machine lets us use {len(available)}")
     flags = [
         *([] if args.model is None else ["--model", args.model]),
         *_promised(args),
         *parse_words("--up-flags", args.up_flags),
     ]
+    cores = available[:num_cores]
     servers = []
-    for layout in layouts(cores, () if args.ratios is None else parse_ratios(args.ratios)):
-        url = free_url()
-        command = layout.up_command(url, flags)
-        servers.append(Server(layout.name, url, command, cores, layout.num_nodes, layout.is_split))
+    for layout in layouts(num_cores, () if args.ratios is None else parse_ratios(args.ratios)):
+        command = layout.up_command(LOOPBACK_URL, flags)
+        servers.append(Server(layout.name, LOOPBACK_URL, command, cores, layout.num_nodes, layout.is_split))
     if args.server is not None:
         name, url, command = _parse_server(args.server)
         servers.append(Server(name, url, command, cores))
@@ -163,9 +179,9 @@ def _parse_server(text: str) -> tuple[str, str, tuple[str, ...]]:
     return name, url.rstrip("/"), tuple(parse_words("--server", command))
 
 
-def _describe(ended: "Ended", budget_min: float) -> str:
+def _describe(ended: "EndedRun", budget_min: float) -> str:
+    what = f"[{ended.elapsed_s / 60:4.1f} of {budget_min:g} min] {ended.name} at {ended.rate_per_s:g}/s: "
     run = ended.run
-    return (
-        f"[{ended.elapsed_s / 60:4.1f} of {budget_min:g} min] {ended.name} at {run.rate_per_s:g}/s: "
-        f"{sum(run.kept())} of {run.num_requests} kept every promise" + ("" if run.is_valid else ", INVALID")
-    )
+    if run is None:
+        return f"{what}cannot be run any more: {ended.failure}"
+    return f"{what}{sum(run.kept())} of {run.num_requests} kept every promise" + ("" if run.is_valid else ", INVALID")

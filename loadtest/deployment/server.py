@@ -11,11 +11,12 @@ import socket
 import time
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
 
+from pdserve.loadtest.deployment.cores import confined
 from pdserve.loadtest.errors import OptionError, TargetError
 
 START_TIMEOUT_S = 300.0
@@ -25,23 +26,34 @@ POLL_S = 0.1
 LOG_LINES = 8
 # A `pdserve` command that finds its parent's process id here ends with that process, however it dies.
 LIFELINE = "PDSERVE_PARENT_PID"
+PORT = "{port}"
+LOOPBACK_URL = f"http://127.0.0.1:{PORT}"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A command line that serves at a URL, which is without /v1.
+    """A command line that serves at a URL, which is without /v1; {port} in either stands for a port that is free.
 
-    cores, num_nodes  what it is given, for figures per core and per node; 0 nodes: unknown
-    is_split          prefill and decode run on nodes of their own
+    cores      those it is started on; none: all, and how many it uses is unknown
+    num_nodes  0: unknown
+    is_split   prefill and decode run on nodes of their own
     """
 
     name: str
     url: str
     command: tuple[str, ...]
-    cores: int
+    cores: tuple[int, ...] = ()
     num_nodes: int = 0
     is_split: bool = False
     environ: dict[str, str] = field(default_factory=dict)
+
+    def placed(self) -> "Server":
+        """The same with a port that is free now."""
+        if PORT not in self.url:
+            return self
+        port = str(free_port())
+        command = tuple(word.replace(PORT, port) for word in self.command)
+        return replace(self, url=self.url.replace(PORT, port), command=command)
 
 
 @contextlib.asynccontextmanager
@@ -56,14 +68,15 @@ async def running(server: Server, log: Path) -> AsyncIterator[float]:
     started = time.monotonic()
     with log.open("wb") as output:
         try:
-            process = await asyncio.create_subprocess_exec(
-                *server.command,
-                stdin=DEVNULL,
-                stdout=output,
-                stderr=STDOUT,
-                env=os.environ | {LIFELINE: str(os.getpid())} | server.environ,
-                start_new_session=True,
-            )
+            with confined(server.cores):
+                process = await asyncio.create_subprocess_exec(
+                    *server.command,
+                    stdin=DEVNULL,
+                    stdout=output,
+                    stderr=STDOUT,
+                    env=os.environ | {LIFELINE: str(os.getpid())} | server.environ,
+                    start_new_session=True,
+                )
         except OSError as error:
             raise OptionError(f"{server.name}: cannot start {server.command[0]}: {error.strerror}") from None
     try:
@@ -73,11 +86,17 @@ async def running(server: Server, log: Path) -> AsyncIterator[float]:
         await _end(process)
 
 
-def free_url() -> str:
-    """A loopback URL whose port is free now."""
+def free_port() -> int:
+    """A port of loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def free_url() -> str:
+    """A loopback URL whose port is free now."""
+    return f"http://127.0.0.1:{free_port()}"
 
 
 async def _is_listening(url: str) -> bool:

@@ -5,31 +5,36 @@ import math
 from pdserve.loadtest.measures.bootstrap import Interval
 from pdserve.loadtest.report.ab_report import AbReport, Contestant
 from pdserve.loadtest.report.document import Document
-from pdserve.loadtest.report.facts import Fact, describe_load, describe_promises
+from pdserve.loadtest.report.facts import Fact, describe_harness, describe_promises, describe_requests
 from pdserve.loadtest.report.tables import MISSING, Table
 from pdserve.loadtest.report.units import format_count, format_rate, format_share
+from pdserve.loadtest.search.answer import num_needed
 
 
 def describe_ab(report: AbReport) -> Document:
-    names = "; ".join(contestant.server.name for contestant in report.contestants)
-    cores = report.contestants[0].server.cores
+    servers = [contestant.server for contestant in report.contestants]
+    names = "; ".join(server.name for server in servers)
+    num_cores = max(len(server.cores) for server in servers)
+    over = f"over the same {num_cores} cores" if num_cores else "over the same machine"
     num_invalid = sum(contestant.result.num_invalid for contestant in report.contestants)
-    warning = f"INVALID: in {num_invalid} runs the client itself was late. Free a core for it." if num_invalid else None
+    warning = f"{num_invalid} runs were INVALID and do not count: the client itself was late. Free a core for it."
     return Document(
         heading="Does splitting prefill from decode pay here?",
-        lead=f"{names}. The same {cores} cores, in turn, {report.elapsed_s / 60:.0f} minutes. "
-        f"{describe_load(report.config.load)}.",
+        lead=f"{names}: {over}, in turn, {report.elapsed_s / 60:.0f} minutes. {describe_requests(report.config.load)}.",
         tables=(_tabulate_points(report), _tabulate_rates(report)),
         facts=_gather_facts(report),
-        warning=warning,
+        warning=warning if num_invalid else None,
     )
 
 
 def _tabulate_rates(report: AbReport) -> Table:
     """The rate that each layout can promise, whole, per node and per core."""
-    header = ("requests/s kept by 90 %", "rate", "interval", "per node", "per core", "runs", "requests", "held back")
-    rows = tuple(_rate_row(contestant) for contestant in report.contestants)
-    return Table("Highest rate at which 90 % keep every promise", header, rows, ends_in_words=True)
+    return Table(
+        "Highest rate (requests/s) that keeps every promise",
+        ("highest rate kept by", "90 %", "interval", "per node", "per core", "99 %", "requests", "held back"),
+        tuple(_rate_row(contestant) for contestant in report.contestants),
+        ends_in_words=True,
+    )
 
 
 def _tabulate_points(report: AbReport) -> Table:
@@ -53,28 +58,36 @@ def _tabulate_points(report: AbReport) -> Table:
 
 
 def _gather_facts(report: AbReport) -> tuple[Fact, ...]:
-    facts = [Fact("promise", describe_promises(report.config.promises))]
-    facts += [Fact("", text) for text in report.conclusion.details]
+    facts = [Fact("harness", describe_harness(report.harness))]
+    facts += [Fact("failed", f"{each.server.name}: {each.failure}") for each in report.contestants if each.failure]
+    strict = [each.strict for each in report.contestants if each.strict.rate_per_s is None]
+    if strict:
+        share = strict[0].share
+        facts.append(Fact(f"{share:.0%}", f"is told from {num_needed(share)} requests at a rate up (--budget)"))
     if not report.is_finished:
-        facts.append(Fact("budget", "spent before all was known: intervals are wider than they could be (--budget)"))
+        facts.append(Fact("budget", "ended before all was known: intervals are wider than they could be (--budget)"))
+    facts.append(Fact("promise", describe_promises(report.config.promises)))
+    facts += [Fact("", text) for text in report.conclusion.details]
     return (*facts, Fact("verdict", report.conclusion.headline))
 
 
 def _rate_row(contestant: Contestant) -> tuple[str, ...]:
     server, result = contestant.server, contestant.result
     found = result.rates[0]
-    rate = found.rate_per_s
-    per_node = rate / server.num_nodes if rate is not None and server.num_nodes else None
     return (
         server.name,
-        _rate(rate),
+        _rate(found.rate_per_s),
         _interval(found.interval),
-        _rate(per_node),
-        _rate(None if rate is None else rate / server.cores),
-        format_count(result.num_runs),
+        _rate_per(found.rate_per_s, server.num_nodes),
+        _rate_per(found.rate_per_s, len(server.cores)),
+        _rate(contestant.strict.rate_per_s),
         format_count(sum(point.num_requests for point in result.curve)),
         MISSING if contestant.diagnosis is None else contestant.diagnosis.bound,
     )
+
+
+def _rate_per(rate_per_s: float | None, number: int) -> str:
+    return MISSING if rate_per_s is None or not number else format_rate(rate_per_s / number)
 
 
 def _rate(value: float | None) -> str:

@@ -9,16 +9,16 @@ from typing import Any
 
 from pdserve.loadtest.client.target import Target
 from pdserve.loadtest.deployment.server import Server
+from pdserve.loadtest.measures.harness import HarnessError
 from pdserve.loadtest.measures.promise import Promise
 from pdserve.loadtest.report.environment import Environment
 from pdserve.loadtest.report.json_file import write_whole
 from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.report.schema import encode
-from pdserve.loadtest.search.answer import GoodputResult
+from pdserve.loadtest.search.answer import GoodputRate, GoodputResult
 from pdserve.loadtest.search.conclusion import Conclusion
 from pdserve.loadtest.search.diagnosis import Diagnosis
 from pdserve.loadtest.search.runs import Run
-from pdserve.loadtest.search.verdict import Ranking
 from pdserve.loadtest.workload.load import Load
 
 SCHEMA = "pdserve.loadtest.ab/1"
@@ -31,6 +31,7 @@ class AbConfig:
     folder            for logs and the reports of single runs
     first_rate_per_s  None finds one by trying
     step              ratio of neighbouring rates
+    max_runs          of each server
     """
 
     servers: tuple[Server, ...]
@@ -41,23 +42,32 @@ class AbConfig:
     folder: Path
     first_rate_per_s: float | None = None
     step: float = 1.1
+    max_runs: int = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One server and what was found. diagnosis: of the lowest rate that it failed, None where it failed none."""
+    """One server and what was found.
+
+    strict     the rate at which 99 % keep every promise, as far as the same runs tell
+    diagnosis  of the lowest rate that it failed, None where it failed none
+    failure    why it could not be run any more
+    """
 
     server: Server
     result: GoodputResult
+    strict: GoodputRate
     runs: tuple[Run, ...]
     diagnosis: Diagnosis | None
+    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AbReport:
-    """conclusion: split against colocated. ranking: None where fewer than two were measured.
+    """conclusion: split against colocated.
 
-    is_finished: False where the budget ended the search
+    is_finished: False where the budget, a failure or the user ended the search
+    harness: its own error, None where it was not measured
     shown: by name a run at the highest rate that was kept, for the page; in no file but its own
     """
 
@@ -67,8 +77,8 @@ class AbReport:
     elapsed_s: float
     contestants: tuple[Contestant, ...]
     conclusion: Conclusion
-    ranking: Ranking | None
     is_finished: bool
+    harness: HarnessError | None = None
     shown: dict[str, Report] = field(default_factory=dict)
 
 

@@ -34,6 +34,16 @@ def describe_rate(load: Load) -> str:
 def describe_load(load: Load) -> str:
     """What was sent, in a sentence without its end."""
     parts = [f"{format_count(load.num_requests)} requests {describe_rate(load)}"]
+    return ", ".join([*parts, *_describe_shape(load), f"seed {load.seed}"])
+
+
+def describe_requests(load: Load) -> str:
+    """The same of a load that is sent at several rates."""
+    return ", ".join([f"{format_count(load.num_requests)} requests a run ({load.arrivals})", *_describe_shape(load)])
+
+
+def _describe_shape(load: Load) -> list[str]:
+    parts = []
     others = load.num_total - load.num_requests
     if others:
         parts.append(
@@ -41,8 +51,7 @@ def describe_load(load: Load) -> str:
         )
     if isinstance(load.lengths, Trace):
         parts.append(f"of {load.lengths.name}")
-    parts.append(f"{load.input_tokens} tokens in, {load.output_tokens} out")
-    return ", ".join([*parts, f"seed {load.seed}"])
+    return [*parts, f"{load.input_tokens} tokens in, {load.output_tokens} out"]
 
 
 def describe_promises(promises: tuple[Promise, ...]) -> str:

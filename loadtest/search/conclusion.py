@@ -1,13 +1,14 @@
 """Does splitting prefill from decode pay, and at what ratio: the verdict of an A/B in words. Pure.
 
-The best split layout is compared with the best colocated one at each promise and at all of them. A difference whose
-interval holds 1 is none. Where colocated wins, the reason is what held the best split layout back.
+The best split layout is compared with the best colocated one at each promise and at all of them; the intervals are
+widened for having chosen both (Bonferroni over all pairs that might have been compared). A difference whose interval
+reaches beyond 1 on both sides is none. Where colocated wins, the reason is what held the best split layout back.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdserve.loadtest.measures.bootstrap import Interval
+from pdserve.loadtest.measures.bootstrap import CONFIDENCE, Interval
 from pdserve.loadtest.search.diagnosis import Diagnosis
 from pdserve.loadtest.search.verdict import PromiseVerdict, Side, Verdict, compare_servers, highest_rate
 
@@ -32,12 +33,14 @@ class Conclusion:
 
 def conclude(candidates: Sequence[Candidate], promises: Sequence[str], share: float) -> Conclusion:
     """The verdict on the layouts that were measured."""
-    split = _best([each for each in candidates if each.is_split], share)
-    colocated = _best([each for each in candidates if not each.is_split], share)
+    splits = [each for each in candidates if each.is_split]
+    others = [each for each in candidates if not each.is_split]
+    split, colocated = _best(splits, share), _best(others, share)
     if split is None or colocated is None:
         missing = "split" if split is None else "colocated"
         return Conclusion(f"No verdict: no {missing} layout was measured within the budget. Raise --budget.")
-    verdict = compare_servers(split.side, colocated.side, promises, share)
+    confidence = 1 - (1 - CONFIDENCE) / (len(splits) * len(others))
+    verdict = compare_servers(split.side, colocated.side, promises, share, confidence)
     return Conclusion(
         _headline(verdict, verdict.promises[0], split, colocated),
         (*(_by_promise(each, verdict) for each in verdict.promises[1:]), *_reasons(split, colocated)),

@@ -20,18 +20,26 @@ MUST_FIT = 1 / 3
 class Contest:
     """Owns a search for each name, all over the same grid of rates."""
 
-    def __init__(self, names: Sequence[str], config: GoodputConfig, budget: Budget):
+    def __init__(self, names: Sequence[str], config: GoodputConfig):
         self.searches = {name: GoodputSearch(config) for name in names}
-        self._budget = budget
+        self._dropped: set[str] = set()
 
-    def next(self, left_s: float) -> Choice | None:
-        """The run to make next; None when nothing is left to ask or no run fits."""
-        choices = rank(self.searches, left_s / MUST_FIT, self._budget)
+    def next(self, left_s: float, budget: Budget) -> Choice | None:
+        """The run to make next; None when nothing is left to ask or no run fits. budget: what runs cost by now."""
+        choices = rank(self._open, left_s / MUST_FIT, budget)
         hopeful = [choice for choice in choices if not choice.is_behind] or choices
         return min(hopeful, key=lambda choice: len(self.searches[choice.name].runs), default=None)
 
     def add(self, choice: Choice, run: Run) -> None:
         self.searches[choice.name].add(run)
+
+    def drop(self, name: str) -> None:
+        """It cannot be run any more; what was found of it stays."""
+        self._dropped.add(name)
+
+    @property
+    def _open(self) -> dict[str, GoodputSearch]:
+        return {name: search for name, search in self.searches.items() if name not in self._dropped}
 
     def results(self) -> dict[str, GoodputResult]:
         return {name: search.result() for name, search in self.searches.items()}

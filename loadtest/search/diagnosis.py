@@ -6,7 +6,10 @@ Every request that broke a promise has one cause: what it waited for longest, by
     ttft              its turn, its chunks                                          prefill
     second, not ttft  blocks, their copy and check, after its first token           hand-off
                       its turn among the running streams                            decode
-    tpot, gap         steps of the streams it ran with                              decode
+    tpot              blocks, for so long that it would have kept it without them   hand-off
+                      steps of the streams it ran with                              decode
+    gap               blocks, where the longest gap is the one after token 1        hand-off
+                      a step                                                        decode
     e2e               the larger part: before or after its first token              prefill or decode
 
 Without a ledger the promise alone says it; a hand-off cannot be told apart then.
@@ -41,13 +44,14 @@ class Diagnosis:
 
 def diagnose(records: Sequence[Record], promises: Sequence[Promise]) -> Diagnosis | None:
     """Of the complete requests that broke a promise; None where none did."""
+    limits = {str(promise.measure): promise.limit_s for promise in promises}
     causes: Counter[Bound] = Counter()
     broken = []
     for record in records:
         names = broken_promises(record, promises) if record.is_complete else ()
         if names:
             broken.append(record)
-            causes[_cause(record, names)] += 1
+            causes[_cause(record, names, limits)] += 1
     if not broken:
         return None
     bound, number = causes.most_common(1)[0]
@@ -63,14 +67,18 @@ _MEANING = {
 }
 
 
-def _cause(record: Record, names: Sequence[str]) -> Bound:
+def _cause(record: Record, names: Sequence[str], limits: dict[str, float]) -> Bound:
     if Measure.TTFT in names:
         return Bound.PREFILL
+    transfer_s, decode_s = _after_first_token(record)
     if Measure.SECOND in names:
-        transfer_s, decode_s = _after_first_token(record)
         return Bound.HAND_OFF if transfer_s > decode_s else Bound.DECODE
-    if Measure.TPOT in names or Measure.GAP in names:
-        return Bound.DECODE
+    if Measure.TPOT in names:
+        over_s = ((record.tpot_s or 0.0) - limits[Measure.TPOT]) * (record.output_tokens - 1)
+        return Bound.HAND_OFF if transfer_s >= over_s else Bound.DECODE
+    if Measure.GAP in names:
+        is_first = bool(record.gaps_s) and record.gaps_s[0] == max(record.gaps_s)
+        return Bound.HAND_OFF if is_first and transfer_s > decode_s else Bound.DECODE
     before_s = record.ttft_s or 0.0
     return Bound.PREFILL if before_s > record.e2e_s - before_s else Bound.DECODE
 

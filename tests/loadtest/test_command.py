@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.loadtest.commands.command import add_arguments, main
+from pdserve.loadtest.commands.command import COMMANDS, add_arguments, main
 from pdserve.loadtest.mock.behaviour import Behaviour, Fault
 from pdserve.loadtest.mock.server import MockServer
 
@@ -172,7 +172,7 @@ async def test_a_mock_on_a_port_in_use_exits_with_2(capsys):
     assert f"--port {port}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "sweep", "goodput", "replay", "compare", "selftest", "mock"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_one_screen(command, capsys):
     with pytest.raises(SystemExit):
         parse(command, "--help")

@@ -9,10 +9,10 @@ CONFIG = GoodputConfig(1.0, shares=(0.9,), step=1.1, num_requests=100)
 
 
 def play(capacities: dict[str, float], left_s: float = math.inf, most: int = 1000) -> tuple[Contest, list[str]]:
-    contest = Contest(list(capacities), CONFIG, Budget())
+    contest = Contest(list(capacities), CONFIG)
     servers = {name: SyntheticServer(capacity) for name, capacity in capacities.items()}
     order: list[str] = []
-    while len(order) < most and (choice := contest.next(left_s)) is not None:
+    while len(order) < most and (choice := contest.next(left_s, Budget())) is not None:
         contest.add(choice, servers[choice.name].run(choice.ask))
         order.append(choice.name)
     return contest, order
@@ -39,6 +39,14 @@ def test_every_search_finds_its_rate_within_a_step():
 
 
 def test_nothing_is_begun_of_which_less_than_a_third_fits():
-    contest = Contest(["a"], CONFIG, Budget(ramp=0.0, overhead_s=0.0))
-    assert contest.next(left_s=34.0) is not None
-    assert contest.next(left_s=33.0) is None
+    contest, budget = Contest(["a"], CONFIG), Budget(ramp=0.0, overhead_s=0.0)
+    assert contest.next(34.0, budget) is not None
+    assert contest.next(33.0, budget) is None
+    assert contest.next(34.0, Budget(ramp=0.0, overhead_s=0.0, switch_s=10.0)) is None
+
+
+def test_one_that_cannot_be_run_is_asked_no_more_and_keeps_what_was_found():
+    contest, _ = play({"a": 1.5, "b": 1.4}, most=2)
+    contest.drop("a")
+    assert contest.next(math.inf, Budget()).name == "b"
+    assert contest.results()["a"].num_runs == 1

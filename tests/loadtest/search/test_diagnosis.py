@@ -45,6 +45,20 @@ def test_slow_tokens_are_the_decodes_fault():
     assert "(median TPOT 200 ms)" in found.text
 
 
+def test_slow_tokens_are_the_hand_offs_fault_where_the_blocks_alone_made_them_so():
+    """0.4 s over two tokens is 0.2 s too much; the blocks took 0.25 s of it."""
+    metrics = ledger(second={"copy_s": 0.25, "first_step_s": 0.02})
+    found = diagnose([make_record(token_times_s=(0.5, 0.8, 0.9), server_metrics=metrics)], PROMISES)
+    assert found.bound is Bound.HAND_OFF
+
+
+def test_a_long_gap_is_the_hand_offs_fault_only_where_it_is_the_first_one():
+    promises, metrics = (Promise(Measure.GAP, 0.1),), ledger(second={"copy_s": 0.25, "first_step_s": 0.02})
+    first, later = (0.5, 0.8, 0.9), (0.5, 0.6, 0.9)
+    found = [diagnose([make_record(token_times_s=t, server_metrics=metrics)], promises).bound for t in (first, later)]
+    assert found == [Bound.HAND_OFF, Bound.DECODE]
+
+
 def test_the_cause_of_most_broken_requests_is_named_with_their_number():
     records = [make_record(token_times_s=times) for times in (LATE_FIRST, SLOW, SLOW, KEPT)]
     found = diagnose(records, PROMISES)
