@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 HELP = "split against colocated nodes over the same cores: which serves more, and at what ratio"
 USAGE = "%(prog)s [--model DIR] [--slo LIST] [options]"
-DESCRIPTION = (
-    "Starts pdserve in every layout of the cores, in turn, and searches the highest rate that each can promise."
-)
+DESCRIPTION = "Serves in every layout of the cores, in turn; searches the highest rate each can promise."
 DEFAULT_SLO = "ttft=2.0,tpot=0.06"
 MAX_BUDGET_MIN = 10_000
 
@@ -39,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget", default="20", metavar="MIN", help="minutes for all of it (20)")
     add("--cores", metavar="N", help="cores to lay the nodes over, a node a core (all)")
     add("--ratios", metavar="LIST", help="prefill:decode nodes to try, e.g. 1:3,2:2 (all that fit, 5 at most)")
-    add_load(parser)
+    add_load(parser, VERDICT_NUM_REQUESTS)
     add_outputs(parser)
     add_rare(parser, "--rate", None, "R")
     add_rare(parser, "--out", "results/ab", "DIR")

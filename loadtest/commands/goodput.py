@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.flags import add_selftest, add_target, read_promises, read_selftest, read_target
-from pdserve.loadtest.commands.load_flags import add_load, add_rare, read_searched_load
+from pdserve.loadtest.commands.load_flags import VERDICT_NUM_REQUESTS, add_load, add_rare, read_searched_load
 from pdserve.loadtest.commands.outputs import add_rates_outputs, read_outputs
 from pdserve.loadtest.commands.series import Watch, add_units, carry_out, read_seeds, read_units, report_rates
 from pdserve.loadtest.config import BenchConfig
@@ -24,7 +24,7 @@ NUM_SEEDS = "3"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", metavar="R", help="requests a second to begin with (1; of a trace its own)")
-    add_load(parser)
+    add_load(parser, VERDICT_NUM_REQUESTS)
     add_target(parser)
     add_selftest(parser)
     add_rates_outputs(parser)

@@ -23,11 +23,11 @@ DEFAULT_INPUT_TOKENS = "256-768"
 DEFAULT_OUTPUT_TOKENS = "32-96"
 
 
-def add_load(parser: argparse.ArgumentParser) -> None:
-    """All but --rate, which a command that searches it does not have."""
+def add_load(parser: argparse.ArgumentParser, num_requests: int = DEFAULT_NUM_REQUESTS) -> None:
+    """All but --rate, which a command that searches it does not have. num_requests: what help calls the default."""
     add = parser.add_argument
     add("--arrivals", metavar="P", help="poisson, constant, gamma:CV, steps:RATE@SECONDS,... (poisson)")
-    add("--num-requests", metavar="N", help="requests to measure (100; all of a replayed trace or of the steps)")
+    add("--num-requests", metavar="N", help=f"requests to measure ({num_requests}; of a trace or steps all)")
     add("--input-tokens", metavar="A-B", help="prompt length, uniform, both included (256-768)")
     add("--output-tokens", metavar="A-B", help="exact output length, likewise (32-96)")
     add("--shared-prefix", metavar="N", help="a system prompt of N more tokens, one of --prefix-groups (1)")
