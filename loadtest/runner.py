@@ -26,6 +26,7 @@ from pdserve.loadtest.measures.summary import summarize
 from pdserve.loadtest.report.environment import describe_environment
 from pdserve.loadtest.report.progress import Progress
 from pdserve.loadtest.report.report import Report
+from pdserve.loadtest.search.runs import comparable
 from pdserve.loadtest.workload.load import Load, PromptFormat
 from pdserve.loadtest.workload.notes import describe_plan
 from pdserve.loadtest.workload.schedule import PlannedRequest, digest_schedule, plan_preflight, plan_requests
@@ -50,7 +51,8 @@ async def run(
 
     on_progress  called whenever a request is sent or ends
     judge        asked for each record as its request ends, some 50 ms later; True ends the run early: nothing more is
-                 sent, and open requests are abandoned and are no records
+                 sent, open requests are abandoned, and of the steady window only those before the first of them in
+                 the schedule are records: of the later ones just the fast would be
     harness      what a self-test just before found, for the report to quote
     launch       how client processes are started
 
@@ -73,6 +75,8 @@ async def run(
     async with _watched(gauges):
         start, lags_s = await drive_fleet(job, config.num_processes, reading.note_sent, reading.take, launch)
     records = reading.finish(start)
+    if len(records) < len(schedule):
+        records = comparable(records, load.num_warm_up)
     return Report(
         config=config,
         model=model.name,

@@ -100,7 +100,7 @@ def from_json(content: Any) -> Report:
         # A load or a target checks itself, in the words of its flags.
         raise ReportError(f"holds a run that could not have been: {error}") from None
     if not report.records:
-        raise ReportError("requests: is empty, a run has at least one")
+        raise ReportError("requests: is empty, such a run says nothing")
     return report
 
 

@@ -56,6 +56,13 @@ def settled(records: Sequence[Record], first_index: int) -> list[Record]:
     return found
 
 
+def comparable(records: Sequence[Record], first_index: int) -> tuple[Record, ...]:
+    """Of a run that was ended early, the records whose percentiles and shares mean what a whole run's do: the warm-up's
+    and the settled. Of those sent later the slow ones are missing. first_index as for `settled`."""
+    warm_up = (record for record in records if record.window is Window.WARM_UP)
+    return (*warm_up, *settled(records, first_index))
+
+
 def read_run(
     rate_per_s: float,
     seed: int,
