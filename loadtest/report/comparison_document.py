@@ -20,6 +20,7 @@ from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.report.schema import encode
 from pdserve.loadtest.report.tables import LATENCY_TITLES, MISSING, Table
 from pdserve.loadtest.report.units import format_count, format_rate, format_seconds, format_share
+from pdserve.loadtest.search.attainment import points_of
 from pdserve.loadtest.search.verdict import PromiseVerdict, Side, compare_servers
 
 SCHEMA = "pdserve.loadtest.comparison/1"
@@ -93,7 +94,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
 
 def _compare_goodput(a: Source, b: Source) -> tuple[PromiseVerdict, ...]:
     sides = [Side(name, tuple(run_of(report) for report in source.runs)) for name, source in (("a", a), ("b", b))]
-    if any(len({run.rate_per_s for run in side.runs if run.num_requests}) < 2 for side in sides):
+    if any(len(points_of(side.runs)) < 2 for side in sides):
         return ()
     names = [str(promise.measure) for promise in a.runs[0].config.promises]
     return compare_servers(sides[0], sides[1], names if len(names) > 1 else []).promises

@@ -7,7 +7,7 @@ from pdserve.loadtest.measures.distribution import Distribution
 from pdserve.loadtest.measures.summary import pool
 from pdserve.loadtest.report.document import Document
 from pdserve.loadtest.report.facts import Fact, describe_load, describe_promises
-from pdserve.loadtest.report.rates_report import RatesReport, Units, run_of
+from pdserve.loadtest.report.rates_report import RatesReport, Units, run_of, valid_runs
 from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.report.tables import MISSING, Table
 from pdserve.loadtest.report.units import format_count, format_rate, format_seconds, format_share
@@ -48,10 +48,10 @@ def describe_search(report: RatesReport) -> Document:
 
 
 def tabulate_sweep(report: RatesReport) -> Table:
-    """Each rate with what its runs, pooled, came to."""
+    """Each rate with what its valid runs, pooled, came to."""
     rows = []
     for point in report.result.curve:
-        summary = pool([run for run in report.runs if run.config.load.rate_per_s == point.rate_per_s])
+        summary = pool([run for run in valid_runs(report.runs) if run.config.load.rate_per_s == point.rate_per_s])
         ttft, tpot = summary.latencies["ttft"], summary.latencies["tpot"]
         rows.append(
             (
@@ -97,15 +97,16 @@ def _describe(report: RatesReport, table: Table) -> Document:
     if not result.is_finished:
         facts.append(Fact("unfinished", "the search was not over: further runs would narrow this"))
     facts += [Fact("goodput", describe_answer(rate, report.units)) for rate in result.rates]
+    num_rates = len({run.config.load.rate_per_s for run in report.runs})
     warning = None
     if result.num_invalid:
         warning = (
-            f"INVALID: in {result.num_invalid} of {result.num_runs} runs the client was late. Free a core for it or "
-            "give it more --processes."
+            f"INVALID: in {result.num_invalid} of {result.num_runs} runs the client was late; they are left out. Free "
+            "a core for it or give it more --processes."
         )
     return Document(
         heading=f"{report.runs[0].model} at {target.url}, {target.api}",
-        lead=f"rates tried: {len(result.curve)}, in {format_count(result.num_runs)} runs",
+        lead=f"rates tried: {num_rates}, in {format_count(result.num_runs)} runs",
         tables=(table,),
         facts=tuple(facts),
         warning=warning,

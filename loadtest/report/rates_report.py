@@ -5,6 +5,7 @@ The file has `schema`, the result, and below `runs` what each run's own file wou
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ def run_of(report: Report) -> Run:
         report.config.promises,
         report.summary.validity.is_valid,
     )
+
+
+def valid_runs(runs: Sequence[Report]) -> tuple[Report, ...]:
+    """Those that decide something."""
+    return tuple(report for report in runs if report.summary.validity.is_valid)
 
 
 def write_rates(report: RatesReport, path: Path) -> None:

@@ -16,6 +16,7 @@ from pdserve.loadtest.report.facts import describe_attainment, describe_promises
 from pdserve.loadtest.report.figure import Figure
 from pdserve.loadtest.report.page import Card, Page, Section
 from pdserve.loadtest.report.rate_figure import Curve, draw_attainment, draw_latency, draw_rates
+from pdserve.loadtest.report.rates_report import valid_runs
 from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.report.tables import MISSING
 from pdserve.loadtest.report.time_figure import draw_over_time
@@ -108,9 +109,10 @@ def _draw_latencies(servers: Sequence[Searched], promises: tuple[Promise, ...]) 
 
 
 def _over_rate(runs: Sequence[Report], name: str) -> list[tuple[float, Distribution]]:
-    """A latency of the runs at each rate together, ascending; rates without an answer are left out."""
-    rates = sorted({run.config.load.rate_per_s for run in runs})
-    pooled = ((rate, [run for run in runs if run.config.load.rate_per_s == rate]) for rate in rates)
+    """A latency of the valid runs at each rate together, ascending; rates without an answer are left out."""
+    valid = valid_runs(runs)
+    rates = sorted({run.config.load.rate_per_s for run in valid})
+    pooled = ((rate, [run for run in valid if run.config.load.rate_per_s == rate]) for rate in rates)
     described = ((rate, describe(value for run in group for value in _values(run, name))) for rate, group in pooled)
     return [(rate, values) for rate, values in described if values is not None]
 

@@ -73,7 +73,7 @@ def describe_curve(points: Sequence[Point]) -> tuple[CurvePoint, ...]:
 def find_rate(points: Sequence[Point], share: float) -> GoodputRate:
     """The highest rate at which the curve through the points keeps a share, as far as it may be told."""
     if not points:
-        return GoodputRate(share, None, Interval(0.0, math.inf), "nothing was measured")
+        return GoodputRate(share, None, Interval(0.0, math.inf), "nothing was measured that may be believed")
     found, interval = cross(points, share), crossing_interval(points, share)
     if found.above == 0:
         reason = f"already at {found.below:g} requests/s, the lowest rate tried, fewer kept every promise"

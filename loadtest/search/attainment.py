@@ -36,7 +36,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """All runs at one rate."""
+    """All runs that count at one rate."""
 
     rate_per_s: float
     runs: tuple[Run, ...]
@@ -55,11 +55,10 @@ class Point:
 
 
 def points_of(runs: Sequence[Run]) -> tuple[Point, ...]:
-    """Runs by rate, ascending; runs without a request say nothing."""
-    rates = sorted({run.rate_per_s for run in runs if run.num_requests})
-    return tuple(
-        Point(rate, tuple(run for run in runs if run.rate_per_s == rate and run.num_requests)) for rate in rates
-    )
+    """Runs by rate, ascending; those that do not count are left out."""
+    counted = [run for run in runs if run.counts]
+    rates = sorted({run.rate_per_s for run in counted})
+    return tuple(Point(rate, tuple(run for run in counted if run.rate_per_s == rate)) for rate in rates)
 
 
 def fit_curve(shares: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -14,6 +14,9 @@ Passing and failing is read from the monotone curve through all points (attainme
 further seeds turn a verdict round, the bracket opens again and the bisection goes on from there. On a shared grid two
 servers visit the same rates, with the same seeds; each rate has seeds of its own, since a server with a prefix cache
 would answer prompts that it has seen at another rate faster.
+
+A run whose client was late decides nothing: it is made again with another seed. Where no seed is left, the search
+ends there, unfinished.
 """
 
 import math
@@ -95,10 +98,14 @@ class GoodputConfig:
         """Runs at a rate at most: some may have ended early, clear for a lower share but not for this one."""
         return 2 * self.num_seeds_for(share)
 
+    @property
+    def most_seeds(self) -> int:
+        """Runs at a rate at most, those included whose client was late."""
+        return max(self.most_seeds_for(share) for share in self.shares)
+
     def seed_at(self, place: int, run: int) -> int:
         """Of the run-th run at a place: no other place has it."""
-        most = max(self.most_seeds_for(share) for share in self.shares)
-        return self.first_seed + most * (place % len(self.places)) + run
+        return self.first_seed + self.most_seeds * (place % len(self.places)) + run
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +144,13 @@ class GoodputSearch:
             return None
         for share in self.config.shares:
             place = self._next_place(share)
-            if place is not None:
+            if place is not None and self._num_runs(place) < self.config.most_seeds:
                 return self._ask(place, share)
         return None
 
     def judge(self, ask: Ask, first_index: int, promises: Sequence[Promise]) -> Judge:
         """Who may end the asked run early, once it is clear on which side its rate is."""
-        earlier = [run for run in self._runs if run.rate_per_s == ask.rate_per_s]
+        earlier = [run for run in self._runs if run.rate_per_s == ask.rate_per_s and run.counts]
         return Judge(
             share=ask.share,
             num_kept=sum(sum(run.kept()) for run in earlier),
@@ -170,10 +177,12 @@ class GoodputSearch:
 
     def _ask(self, place: int, share: float) -> Ask:
         config = self.config
-        rate = config.rate_at(place)
-        return Ask(rate, config.seed_at(place, self._num_runs(rate)), config.num_requests, share)
+        seed = config.seed_at(place, self._num_runs(place))
+        return Ask(config.rate_at(place), seed, config.num_requests, share)
 
-    def _num_runs(self, rate: float) -> int:
+    def _num_runs(self, place: int) -> int:
+        """Those included that do not count."""
+        rate = self.config.rate_at(place)
         return sum(run.rate_per_s == rate for run in self._runs)
 
     def _next_place(self, share: float) -> int | None:
@@ -220,11 +229,11 @@ class GoodputSearch:
         return None
 
     def _may_settle(self, place: int, share: float) -> bool:
-        """Whether further seeds are worth it at a place that was visited."""
-        point, num_runs = self._points[place], self._num_runs(self.config.rate_at(place))
-        if _is_clear(point, share) or num_runs >= self.config.most_seeds_for(share):
+        """Whether further seeds are worth it at a place that has a point."""
+        point = self._points[place]
+        if _is_clear(point, share) or self._num_runs(place) >= self.config.most_seeds_for(share):
             return False
-        return num_runs < self.config.num_seeds_for(share) or point.num_requests < num_needed(share)
+        return len(point.runs) < self.config.num_seeds_for(share) or point.num_requests < num_needed(share)
 
 
 def _is_clear(point: Point, share: float) -> bool:

@@ -21,7 +21,7 @@ class Run:
     """One run at a rate. Two servers' runs of the same rate and seed sent the same requests at the same times.
 
     broken    [num_requests] in the order of the schedule: the promises each broke, or FAILED alone
-    is_valid  whether the client was punctual
+    is_valid  whether the client was punctual; otherwise the run decides nothing
     """
 
     rate_per_s: float
@@ -32,6 +32,11 @@ class Run:
     @property
     def num_requests(self) -> int:
         return len(self.broken)
+
+    @property
+    def counts(self) -> bool:
+        """Whether it says anything of the server."""
+        return self.is_valid and self.num_requests > 0
 
     def kept(self, promise: str | None = None) -> list[bool]:
         """[num_requests] whether a request kept one promise, or all of them for None."""

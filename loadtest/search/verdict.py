@@ -24,7 +24,7 @@ EVERY = "every promise"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A server and the runs that it served, of which there is at least one with requests."""
+    """A server and the runs that it served, of which there is at least one that counts."""
 
     name: str
     runs: tuple[Run, ...]

@@ -60,6 +60,11 @@ def test_a_curve_that_is_always_below_has_no_rate_under_it():
     assert cross(points_of([run_at(1.0, 80, 20)]), 0.9) == Crossing(0.0, 0.0, 1.0)
 
 
+def test_a_run_whose_client_was_late_moves_no_curve():
+    late = Run(2.0, 1, (("ttft",),) * 100, is_valid=False)
+    assert points_of([run_at(1.0, 100, 0), late]) == points_of([run_at(1.0, 100, 0)])
+
+
 def test_each_promise_has_a_curve_of_its_own():
     runs = [run_at(1.0, 100, 0), run_at(2.0, 60, 40, name="tpot"), run_at(4.0, 0, 100)]
     assert cross(points_of(runs), 0.9).below == 2.0
@@ -124,4 +129,4 @@ def test_a_server_that_no_rate_was_too_high_for_has_a_lower_bound():
 
 
 def test_nothing_measured_has_no_rate():
-    assert find_rate((), 0.9).reason == "nothing was measured"
+    assert find_rate((), 0.9).reason == "nothing was measured that may be believed"

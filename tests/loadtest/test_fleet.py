@@ -153,10 +153,14 @@ async def test_a_judge_that_fails_ends_the_run_with_its_own_error():
 
 
 async def test_a_client_that_is_late_itself_makes_the_run_invalid():
-    async with MockServer() as server:
-        config = make_config(server.url, make_load(rate_per_s=100.0, num_requests=5))
-        # Its loop is blocked as by somebody else's work on its core.
-        report = await run(config, lambda progress: time.sleep(0.03), launch=worker_in_process)
+    def block(progress):
+        # As somebody else's work on its core would; the request that was just sent is answered later.
+        if not progress.ended:
+            time.sleep(0.1)
+
+    async with MockServer([Behaviour(first_token_s=0.3)]) as server:
+        config = make_config(server.url, make_load(num_requests=1))
+        report = await run(config, block, launch=worker_in_process)
     assert not report.summary.validity.is_valid
 
 

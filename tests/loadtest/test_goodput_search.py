@@ -162,10 +162,39 @@ def test_of_a_search_for_90_percent_alone_99_is_not_told():
     assert not search.result().is_finished
 
 
-def test_runs_with_a_late_client_are_counted():
+def late(ask: Ask) -> Run:
+    return Run(ask.rate_per_s, ask.seed, ((),) * ask.num_requests, is_valid=False)
+
+
+def test_a_run_with_a_late_client_is_counted_and_made_again_with_another_seed():
     search = GoodputSearch(ONLY_90)
-    search.add(Run(1.0, 0, ((),) * 150, is_valid=False))
-    assert search.result().num_invalid == 1
+    first = search.next()
+    search.add(late(first))
+    again = search.next()
+    assert (again.rate_per_s, search.result().num_invalid) == (first.rate_per_s, 1)
+    assert again.seed != first.seed
+    assert search.bracket(0.9) is None
+
+
+def test_a_late_client_costs_a_rate_none_of_its_seeds():
+    asked = []
+
+    def run(ask: Ask) -> Run:
+        asked.append(ask.rate_per_s)
+        if len(asked) == 1:
+            return late(ask)
+        return run_with(ask, np.arange(150) < (136 if ask.rate_per_s == 1.0 else 150 if ask.rate_per_s < 1.0 else 0))
+
+    search_through(run, ONLY_90)
+    assert asked.count(1.0) == 3 + 1
+
+
+def test_a_search_whose_client_is_always_late_gives_up_unfinished():
+    search = search_through(late, GoodputConfig(1.0))
+    assert {run.rate_per_s for run in search.runs} == {1.0}
+    assert len({run.seed for run in search.runs}) == len(search.runs) == search.config.most_seeds
+    assert not search.result().is_finished
+    assert search.result().rates[0].rate_per_s is None
 
 
 def test_a_run_beside_the_grid_is_refused():

@@ -126,8 +126,8 @@ async def test_a_response_that_never_ends_is_cut(monkeypatch):
 
 
 async def test_a_server_that_falls_silent_is_given_up_with_what_it_said():
-    async with answering(HEAD, b"1\r\na\r\n") as (target, _, left):
-        exchanged = await ask(target, timeout_s=0.05)
+    async with answering(HEAD + b"1\r\na\r\n") as (target, _, left):
+        exchanged = await ask(target, timeout_s=0.5)
         await left.wait()
     assert exchanged.failure.kind == "timeout"
     assert raw(exchanged) == HEAD + b"1\r\na\r\n"
