@@ -1,61 +1,60 @@
-"""How long the threads that bring messages in stood ready without a core, as Linux counts it.
+"""How long the thread of an event loop stood ready without a core, as Linux counts it.
 
-A message for a process whose cores are busy is read late: by libzmq's I/O thread, then by the event loop. That wait is
-nobody else's to know, and without it the ledger of a request would not add up on a busy machine. Where the kernel
-counts nothing it is 0. Owned by an endpoint, called on its loop.
+    a turn's work is done: settle ── the loop sleeps ── something comes, it waits for a core ── it runs: read
+
+A message for a process whose cores are busy is read late. That wait is nobody else's to know, and without it the ledger
+of a request would not add up on a busy machine. Counted is what the thread waited since it had last done its work, so
+waits in the midst of work are no message's; libzmq's I/O thread may wait, too, but for what it sends as much as for
+what it brings, so that it counts for nothing. Where the kernel counts nothing it is 0. Owned by an endpoint, called on
+its loop.
 """
 
 import contextlib
 import os
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-TASKS = Path("/proc/self/task")
-IO_THREAD = "ZMQbg/IO"
-# Messages that are read within that time of each other came in together, and waited together.
-BURST_S = 0.001
+# The second number: nanoseconds on a run queue (Documentation/scheduler/sched-stats.rst).
+COUNTER = Path("/proc/thread-self/schedstat")
 
 
 class CpuWait:
-    """Counts from the first call of `read`, which finds the threads. A reading takes 4 us a thread (November 2026)."""
+    """Counts for the thread that calls `read` first, from then on. Reading the counter takes 4 us (November 2026)."""
 
-    def __init__(self) -> None:
-        self._files: list[int] | None = None
+    def __init__(self, counter: Path = COUNTER) -> None:
+        self._counter: Path | None = counter
+        self._file: int | None = None
         self._counted_ns = 0
-        self._read_at = float("-inf")
-        self._waited_s = 0.0
+        self._settled_ns: int | None = None
+        self._waited_s: float | None = None
 
-    def read(self, now: float) -> float:
-        """Seconds that the threads have waited before what is read now; an upper bound of what a message has."""
-        if now - self._read_at > BURST_S:
-            if self._files is None:
-                self._files = list(_open_counters())
-                self._counted_ns = self._count_ns()
+    @property
+    def is_read(self) -> bool:
+        """Whether it was read in this turn, which is to be settled then."""
+        return self._waited_s is not None
+
+    def read(self) -> float:
+        """Seconds from the end of the last turn that was settled; all that one turn reads has waited the same."""
+        if self._waited_s is None:
             counted_ns = self._count_ns()
-            self._waited_s, self._counted_ns = max(0, counted_ns - self._counted_ns) / 1e9, counted_ns
-        self._read_at = now
+            since_ns = counted_ns if self._settled_ns is None else self._settled_ns
+            self._waited_s = max(0, counted_ns - since_ns) / 1e9
         return self._waited_s
 
+    def settle(self) -> None:
+        """A turn's work is done."""
+        self._settled_ns, self._waited_s = self._count_ns(), None
+
     def _count_ns(self) -> int:
-        """The second number of each file: nanoseconds on a run queue."""
-        total = 0
-        for file in self._files or ():
-            # A thread that has ended is counted no more.
-            with contextlib.suppress(OSError):
-                total += int(os.pread(file, 96, 0).split()[1])
-        return total
+        """What it was last where nothing is counted, or not as we know it, and once this is closed."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if self._file is None and self._counter is not None:
+                self._file = os.open(self._counter, os.O_RDONLY | os.O_CLOEXEC)
+            if self._file is not None:
+                self._counted_ns = int(os.pread(self._file, 96, 0).split()[1])
+        return self._counted_ns
 
     def close(self) -> None:
         """Twice is nothing."""
-        for file in self._files or ():
-            os.close(file)
-        self._files = []
-
-
-def _open_counters() -> Iterator[int]:
-    own = str(threading.get_native_id())
-    with contextlib.suppress(OSError):
-        for task in TASKS.iterdir():
-            if task.name == own or (task / "comm").read_text().startswith(IO_THREAD):
-                yield os.open(task / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        if self._file is not None:
+            os.close(self._file)
+        self._file = self._counter = None

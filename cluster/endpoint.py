@@ -12,7 +12,6 @@ the endpoint checks epochs and gives messages to its machines; nothing sent is a
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,8 +172,17 @@ class Endpoint:
         return False
 
     def read_wait_s(self) -> float:
-        """How long what the loop begins with now may have waited for a core, at most."""
-        return self._cpu_wait.read(time.monotonic())
+        """How long what the loop begins with now may have waited for a core, at most.
+
+        To be called in every turn of the loop that something of ours begins: the wait for that turn is no later one's.
+        """
+        if not self._cpu_wait.is_read and not self._is_closed:
+            asyncio.get_running_loop().call_soon(self._settle)
+        return self._cpu_wait.read()
+
+    def _settle(self) -> None:
+        if not self._is_closed:
+            self._cpu_wait.settle()
 
     def descriptor(self, link_id: LinkId) -> int | None:
         """The number of a link's connection, which belongs to libzmq; None before anything has come by it."""

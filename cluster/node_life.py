@@ -177,6 +177,8 @@ class NodeLife:
         """Give the machine an event and do what it says, on the event loop; nothing once `run` is over."""
         if self._is_over:
             return
+        # Whatever this turn of the loop has waited for, it is not what the next message has.
+        self._endpoint.read_wait_s()
         now = time.monotonic()
         for action in self.machine.handle(event, now):
             if isinstance(action, Send):

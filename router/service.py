@@ -314,6 +314,8 @@ class RouterService:
     # ---- the machine -----------------------------------------------------------------------------
 
     def _feed(self, event: Event) -> None:
+        # Whatever this turn of the loop has waited for, it is not what the next message has.
+        self._endpoint.read_wait_s()
         for action in self._dispatcher.handle(event, time.monotonic()):
             self._execute(action)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cluster.cpu_wait import BURST_S, CpuWait
+from pdserve.cluster.cpu_wait import COUNTER, CpuWait
 
 
 @pytest.fixture
@@ -41,24 +41,46 @@ def share_a_core() -> None:
         os.sched_setaffinity(0, cores)
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel counts no waiting")
-def test_who_shares_a_core_has_waited_and_what_comes_in_one_burst_has_waited_together(wait: CpuWait):
-    wait.read(1.0)
+@pytest.mark.skipif(not COUNTER.exists(), reason="the kernel counts no waiting")
+def test_who_shares_a_core_before_its_turn_has_waited_and_all_of_the_turn_has_waited_as_long(wait: CpuWait):
+    wait.settle()
     share_a_core()
-    waited_s = wait.read(2.0)
+    waited_s = wait.read()
     assert waited_s > 0.001
-    assert wait.read(2.0 + BURST_S / 2) == waited_s
-    assert 0.0 <= wait.read(3.0) < waited_s
+    share_a_core()
+    assert wait.read() == waited_s
 
 
-def test_files_are_closed_once(wait: CpuWait):
-    before = num_open()
-    wait.read(1.0)
-    wait.close()
-    wait.close()
-    assert num_open() == before
+@pytest.mark.skipif(not COUNTER.exists(), reason="the kernel counts no waiting")
+def test_a_wait_in_the_midst_of_work_is_not_the_next_turns(wait: CpuWait):
+    wait.settle()
+    wait.read()
+    share_a_core()
+    wait.settle()
+    assert wait.read() < 0.001
 
 
 def test_what_was_before_the_first_reading_counts_for_nothing(wait: CpuWait):
     share_a_core()
-    assert wait.read(1.0) < 0.001
+    assert wait.read() < 0.001
+
+
+@pytest.mark.parametrize("line", ["", "7", "no number"])
+def test_a_counter_that_is_none_or_reads_oddly_counts_nothing(line: str, tmp_path: Path):
+    (tmp_path / "odd").write_text(line)
+    for name in ("odd", "absent"):
+        wait = CpuWait(tmp_path / name)
+        wait.settle()
+        assert wait.read() == 0.0
+        wait.close()
+
+
+def test_its_file_is_closed_once_and_for_all(wait: CpuWait):
+    before = num_open()
+    wait.settle()
+    assert num_open() == before + COUNTER.exists()
+    wait.close()
+    wait.close()
+    wait.settle()
+    assert wait.read() == 0.0
+    assert num_open() == before

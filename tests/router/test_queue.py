@@ -66,10 +66,13 @@ def test_the_higher_priority_goes_first_then_what_goes_on_then_the_shortest_then
 
 
 def test_time_that_a_client_took_to_send_its_request_is_no_time_in_line():
-    queue = Queue(Policy.FCFS)
-    queue.join(1, arrived=1.0)
-    queue.join(2, read_s=20.0)
-    assert queue.admit() == [1, 2]
+    queue = Queue()
+    queue.join(1, num_tokens=50, read_s=20.0)
+    firsts = []
+    for number in range(2, 6):
+        queue.join(number, num_tokens=10, arrived=20.0)
+        firsts += queue.admit(places=1, now=20.5)
+    assert firsts == [2, 3, 4, 5]
 
 
 def test_first_come_first_served_takes_them_in_order_of_arrival():
