@@ -22,7 +22,7 @@ from pdserve.loadtest.report.json_file import write_json
 from pdserve.loadtest.report.progress import Progress
 from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.runner import run
-from pdserve.loadtest.search.answer import find_rate
+from pdserve.loadtest.search.answer import GoodputResult, find_rate
 from pdserve.loadtest.search.attainment import points_of
 from pdserve.loadtest.search.budget import Budget, Choice
 from pdserve.loadtest.search.conclusion import Candidate, conclude
@@ -82,8 +82,7 @@ class Ab:
         self._harness: HarnessError | None = None
         self._start_s = 0.0
         self._failures: dict[str, str] = {}
-        self._broken: dict[str, Report] = {}
-        self._kept: dict[str, Report] = {}
+        self._reports: dict[str, list[Report]] = {name: [] for name in self._servers}
 
     async def run(self) -> None:
         """Search until all is known, the budget is spent or no server can be run. Raises TargetError, WorkerError."""
@@ -125,7 +124,7 @@ class Ab:
                 results[name],
                 find_rate(points_of(contest.searches[name].runs), STRICT_SHARE),
                 contest.searches[name].runs,
-                self._diagnose(name),
+                self._diagnose(results[name], name),
                 self._failures.get(name),
             )
             for name, server in self._servers.items()
@@ -144,7 +143,7 @@ class Ab:
             conclusion=conclude(candidates, [str(each.measure) for each in self._config.promises], SHARE),
             is_finished=all(result.is_finished for result in results.values()),
             harness=self._harness,
-            shown=self._kept,
+            shown={name: run for name in self._servers if (run := self._shown(results[name], name)) is not None},
         )
 
     @property
@@ -183,7 +182,7 @@ class Ab:
             config.promises,
             report.summary.validity.is_valid,
         )
-        self._remember(choice.name, ended, report)
+        self._reports[choice.name].append(report)
         return ended
 
     async def _serve(
@@ -203,16 +202,18 @@ class Ab:
         write_json(report, self._config.folder / f"{name}.json")
         return report
 
-    def _remember(self, name: str, ended: Run, report: Report) -> None:
-        """The highest rate that was kept is shown, the lowest that was not explained."""
-        if not ended.num_requests:
-            return
-        is_kept = sum(ended.kept()) >= SHARE * ended.num_requests
-        reports = self._kept if is_kept else self._broken
-        known = reports.get(name)
-        if known is None or (ended.rate_per_s > known.config.load.rate_per_s) is is_kept:
-            reports[name] = report
+    def _shown(self, result: GoodputResult, name: str) -> Report | None:
+        """The run at the highest rate that is not above the one that was found."""
+        found = result.rates[0].rate_per_s or 0.0
+        below = [report for report in self._reports[name] if report.config.load.rate_per_s <= found]
+        return max(below, key=lambda report: report.config.load.rate_per_s, default=None)
 
-    def _diagnose(self, name: str) -> Diagnosis | None:
-        report = self._broken.get(name)
-        return None if report is None else diagnose(report.records, self._config.promises)
+    def _diagnose(self, result: GoodputResult, name: str) -> Diagnosis | None:
+        """Of the runs at the lowest rate that is above the one that was found."""
+        found = result.rates[0].rate_per_s or 0.0
+        above = [report for report in self._reports[name] if report.config.load.rate_per_s > found]
+        if not above:
+            return None
+        lowest = min(report.config.load.rate_per_s for report in above)
+        records = [record for each in above if each.config.load.rate_per_s == lowest for record in each.records]
+        return diagnose(records, self._config.promises)

@@ -50,7 +50,7 @@ class Contestant:
     """One server and what was found.
 
     strict     the rate at which 99 % keep every promise, as far as the same runs tell
-    diagnosis  of the lowest rate that it failed, None where it failed none
+    diagnosis  of the lowest rate above the one that was found, None where it failed none
     failure    why it could not be run any more
     """
 
@@ -68,7 +68,7 @@ class AbReport:
 
     is_finished: False where the budget, a failure or the user ended the search
     harness: its own error, None where it was not measured
-    shown: by name a run at the highest rate that was kept, for the page; in no file but its own
+    shown: by name a run at the rate that was found, or next below, for the page; in no file but its own
     """
 
     config: AbConfig
