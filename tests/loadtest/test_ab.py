@@ -35,7 +35,7 @@ async def run_ab(folder: Path, *servers: Server, load: Load | None = None, **oth
     """Two runs of each server, unless others say otherwise; nothing depends on how long they take."""
     ended: list[EndedRun] = []
     load = load or make_load(rate_per_s=1.0, num_requests=60)
-    settings = {"first_rate_per_s": 40.0, "step": 2.0, "max_runs": 2, **others}
+    settings = {"first_rate_per_s": 100.0, "step": 2.0, "max_runs": 2, **others}
     config = AbConfig(servers, Target("http://unused"), load, PROMISES, BUDGET_S, folder, **settings)
     ab = Ab(config, lambda *_: None, ended.append, tests_itself=False)
     await ab.run()
@@ -48,7 +48,7 @@ async def run_ab(folder: Path, *servers: Server, load: Load | None = None, **oth
 def finished(tmp_path_factory) -> tuple[AbReport, list[EndedRun], Path]:
     """One A/B for several tests: it starts eight processes."""
     folder = tmp_path_factory.mktemp("ab")
-    servers = (mock("2 both", 0.0, False), mock("1P1D", 2.0, True))
+    servers = (mock("2 both", 0.0, False), mock("1P1D", 1.5, True))
     return *asyncio.run(run_ab(folder, *servers)), folder
 
 
