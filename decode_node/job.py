@@ -46,7 +46,8 @@ class Job:
     is_overdue: its hand-off is past its deadline and has no blocks here.
     is_fixed: no overdue request takes its blocks (again): it has yielded to one, or others have yielded to it.
     num_yields: how often it has yielded, on other nodes, too; swapped: what it has in the host pool.
-    beginning: of one whose prompt is computed and whose next token is not drawn; of samples the first one has it.
+    beginning: of one whose prompt is computed and whose next token is not drawn; samples share one until the first
+    of them draws.
     """
 
     sequence: Sequence

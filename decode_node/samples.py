@@ -53,8 +53,8 @@ class Samples:
                 jobs.append(self._sharing(head, sample, first, is_told))
             else:
                 jobs.append(self._catching_up(head, sample))
-        if jobs:
-            jobs[0].beginning = head.beginning
+        for job in jobs:
+            job.beginning = head.beginning
         self._reservations.hand_on(head, [job for job in jobs if job.phase is Phase.RUNNING])
         for job in jobs:
             self._jobs.add(job)

@@ -243,7 +243,8 @@ class DecodeScheduler:
                 elif job.beginning is not None and not job.samples:
                     begun = job.beginning.begun(job.sequence.request, job.sequence.attempt, now)
                     actions.append(Send(self._router, begun))
-                    job.beginning = None
+                    for sample in self._jobs.of(job.sequence.request):
+                        sample.beginning = None
                 if job.samples:
                     actions += self._part(job, job.drawn or drawn, now)
                 else:

@@ -107,8 +107,10 @@ class Exchange:
                 self._stream.written()
                 index, piece = await self._next_piece()
                 parts = (self._piece(index, piece),)
+            await _write(response, parts)
             self._stream.written()
-            parts = chain(parts, (self._reply.closing(self._num_tokens, self._stream.metrics()),))
+            # It tells when the last piece was written, so it is made after that.
+            parts = (self._reply.closing(self._num_tokens, self._stream.metrics()),)
         except ConnectionError:
             raise
         except Exception as error:

@@ -59,13 +59,17 @@ class PromptEncoder:
         return encoded
 
     async def tokenize(self, call: TokenizeCall) -> list[int]:
-        """The ids alone, also none; raises ApiError."""
+        """The ids alone, also none, and no more than fit; raises ApiError."""
         prompt = call.prompt
         if isinstance(prompt, Conversation):
-            return (await self.in_thread(partial(self._encode_chat, prompt))).token_ids
-        self._check_length(prompt, "prompt")
-        encode = self._text.encode if call.add_special_tokens else self._text.encode_rendered
-        return await self.in_thread(partial(encode, prompt))
+            token_ids, field = (await self.in_thread(partial(self._encode_chat, prompt))).token_ids, "messages"
+        else:
+            self._check_length(prompt, "prompt")
+            encode = self._text.encode if call.add_special_tokens else self._text.encode_rendered
+            token_ids, field = await self.in_thread(partial(encode, prompt)), "prompt"
+        if len(token_ids) > self._max_model_len:
+            raise prompt_too_long(f"{len(token_ids)} tokens", self._max_model_len, field)
+        return token_ids
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Also for what else takes long for a long prompt."""

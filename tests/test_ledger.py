@@ -182,6 +182,20 @@ def test_what_messages_waited_for_a_core_is_no_links(num_prefill: int):
     assert ledger["second_token"]["cpu_wait_s"] == pytest.approx(0.0001 if num_prefill else 0.0, abs=1e-6)
 
 
+def test_where_the_first_sample_is_stopped_another_tells_when_it_begins():
+    cluster = InProcessCluster(timing=Timing(step=0.05))
+    stream = cluster.submit(make_prompt(8), max_tokens=20)
+    cluster.run(until=lambda: len(cluster.outcomes[stream].tokens) > 1)
+    request = cluster.submit(make_prompt(21), max_tokens=4, n=3)
+    # Its samples have parted then, and wait for the step that runs.
+    cluster.run(until=lambda: cluster.records[request].ready_attempt > 0)
+    cluster.stop_sample(request, 0)
+    cluster.run()
+    begun = [message for _, _, message in cluster.trace if isinstance(message, Begun) and message.request == request]
+    assert len(begun) == 1
+    assert told(cluster, request)["second_token"]["first_step_s"] > 0.0
+
+
 def test_a_node_tells_of_each_request_once():
     cluster = InProcessCluster()
     served(cluster, 21, n=3)

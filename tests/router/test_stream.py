@@ -2,6 +2,7 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 
 from pdserve.core.model_config import GenerationDefaults
 from pdserve.router.generation import GenerationError
@@ -217,6 +218,21 @@ async def test_every_event_of_a_stream_is_counted_as_written_and_a_whole_answer_
         await door.complete(max_tokens=3, ignore_eos=True)
         await door.complete(max_tokens=3, ignore_eos=True, stream=True)
     assert [stream.num_written for stream in service.streams] == [0, 3]
+
+
+async def test_no_event_counts_as_written_before_it_is_and_the_last_one_tells_of_all_before(text, monkeypatch):
+    service = says(text, "abc")
+    num_written_before: list[int] = []
+    write = web.StreamResponse.write
+
+    async def count(response, data):
+        num_written_before.append(service.streams[0].num_written)
+        await write(response, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", count)
+    async with open_door(service, text) as door:
+        await door.complete(max_tokens=3, ignore_eos=True, stream=True)
+    assert num_written_before == [0, 1, 2, 3]
 
 
 async def test_what_a_request_waited_for_a_core_is_read_when_its_handler_begins(text):

@@ -86,6 +86,17 @@ async def test_a_text_far_beyond_the_context_is_not_tokenized(text, prompt):
     assert (response.status, response.error["code"]) == (400, "context_length_exceeded")
 
 
+async def test_a_text_of_more_tokens_than_the_context_is_refused_as_it_would_be_of_a_completion(text):
+    prompt = "7 " * CONTEXT
+    assert len(prompt) < text.max_characters(CONTEXT)
+    async with open_door(says(text, "ok"), text) as door:
+        refused = [await tokenize(door, prompt=prompt), await tokenize(door, messages=[{**HI[0], "content": prompt}])]
+    assert [(each.status, each.error["code"], each.error["param"]) for each in refused] == [
+        (400, "context_length_exceeded", "prompt"),
+        (400, "context_length_exceeded", "messages"),
+    ]
+
+
 async def test_a_body_may_not_be_larger_than_that_of_a_completion(text):
     limits = FrontDoorLimits(max_body_bytes=100)
     async with open_door(says(text, "ok"), text, limits=limits) as door:
