@@ -71,7 +71,7 @@ async def run(
     await _preflight(endpoint, preflight, target, model.name)
     job = prepare_job(endpoint, target, model.name, schedule, f"bench-{load.seed}")
     reading = _Reading(schedule, on_progress, judge)
-    gauges = GaugeSampler(target.url)
+    gauges = GaugeSampler(target)
     async with _watched(gauges):
         start, lags_s = await drive_fleet(job, config.num_processes, reading.note_sent, reading.take, launch)
     records = reading.finish(start)

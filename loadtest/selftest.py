@@ -22,8 +22,9 @@ from pdserve.loadtest.client.target import Target
 from pdserve.loadtest.errors import WorkerError
 from pdserve.loadtest.measures.distribution import Distribution, describe
 from pdserve.loadtest.measures.harness import HarnessError
+from pdserve.loadtest.measures.latencies import values_of
 from pdserve.loadtest.measures.record import Record, read_exchange
-from pdserve.loadtest.measures.validity import judge_lags
+from pdserve.loadtest.measures.validity import CLIENT_LAG, LOOP_LAG, describe_lags, judge_lags
 from pdserve.loadtest.mock.behaviour import Behaviour
 from pdserve.loadtest.workload.lengths import DrawnLengths, Span
 from pdserve.loadtest.workload.load import Load
@@ -110,9 +111,8 @@ async def compare(target: Target, load: Load, num_streams: int, num_processes: i
     complete = [record for record in records if record.is_complete]
     if not complete:
         raise WorkerError(f"the self-test got no answer from its own server: {records[0].error}: {records[0].detail}")
-    lags = describe(record.lag_s for record in records)
-    loop_lag = describe(lags_s)
-    validity = judge_lags((lags, loop_lag), describe(record.ttft_s for record in complete if record.ttft_s is not None))
+    lags = describe_lags(records, lags_s)
+    validity = judge_lags(lags.values(), describe(values_of("service_ttft", complete)))
     return HarnessError(
         num_streams=num_streams,
         num_processes=num_processes,
@@ -120,8 +120,8 @@ async def compare(target: Target, load: Load, num_streams: int, num_processes: i
         num_failed=len(records) - len(complete),
         stamps=_known(describe(error for record in complete for error in _stamp_errors(record, start))),
         sends=_known(describe(_arrived_at(record) - start - record.intended_s for record in complete)),
-        lags=_known(lags),
-        loop_lag=loop_lag,
+        lags=_known(lags[CLIENT_LAG]),
+        loop_lag=lags[LOOP_LAG],
         lag_is_valid=validity.is_valid,
     )
 

@@ -39,3 +39,8 @@ class Exchange:
     def looks_failed(self) -> bool:
         """A first guess, for a progress line."""
         return self.failure is not None or not self.chunks or self.chunks[0].data[8:13] != b" 200 "
+
+
+def sender_of(index: int, num_processes: int) -> int:
+    """Which client process sends a request: they take turns."""
+    return index % num_processes

@@ -14,14 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import IO, Any
 
 from pdserve.loadtest.client.driver import Job
-from pdserve.loadtest.client.exchange import Exchange
+from pdserve.loadtest.client.exchange import Exchange, sender_of
 from pdserve.loadtest.client.frames import Done, Message, Ready, Sent, Start, Stop, Task, pack, read_messages
 from pdserve.loadtest.errors import WorkerError
 
@@ -77,8 +76,8 @@ async def drive_fleet(
     on_exchange: Callable[[Exchange, float], bool],
     launch: Launch = worker_process,
     silence_s: float = _SILENCE_S,
-) -> tuple[float, array]:
-    """Send the job from num_processes processes; returns the monotonic start of the run and the lags of all loops.
+) -> tuple[float, tuple[tuple[float, ...], ...]]:
+    """Send the job from num_processes processes; returns the monotonic start of the run and each loop's lags.
 
     on_exchange gets each exchange and the start, some 50 ms after the exchange ended; True ends the run: nothing more
     is sent, open requests are abandoned, and it is not called again. max_concurrency is divided among the processes.
@@ -88,10 +87,10 @@ async def drive_fleet(
         links = [await stack.enter_async_context(_open_link(number, launch)) for number in range(num_processes)]
         await _all(link.prepare(share) for link, share in zip(links, _deal(job, num_processes), strict=True))
         start = time.monotonic() + _START_DELAY_S
-        lags = array("d")
+        lags: list[tuple[float, ...]] = [()] * num_processes
         is_stopped = False
 
-        async def listen(link: _Link) -> None:
+        async def listen(number: int, link: _Link) -> None:
             nonlocal is_stopped
             while True:
                 match await link.hear(silence_s):
@@ -103,23 +102,23 @@ async def drive_fleet(
                             for each in links:
                                 each.tell(Stop())
                     case Done(lags_s):
-                        lags.extend(lags_s)
+                        lags[number] = lags_s
                         return
 
         for link in links:
             link.tell(Start(start))
-        await _all(listen(link) for link in links)
-    return start, lags
+        await _all(listen(number, link) for number, link in enumerate(links))
+    return start, tuple(lags)
 
 
 def _deal(job: Job, num_processes: int) -> list[Job]:
-    """The job in shares whose requests take turns."""
     shares = []
     for number in range(num_processes):
         limit = job.max_concurrency
         if limit is not None:
             limit = limit // num_processes + (number < limit % num_processes)
-        shares.append(replace(job, requests=job.requests[number::num_processes], max_concurrency=limit))
+        requests = tuple(request for request in job.requests if sender_of(request.index, num_processes) == number)
+        shares.append(replace(job, requests=requests, max_concurrency=limit))
     return shares
 
 

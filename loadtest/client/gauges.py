@@ -16,6 +16,8 @@ import aiohttp
 from prometheus_client.core import Sample
 from prometheus_client.parser import text_string_to_metric_families
 
+from pdserve.loadtest.client.target import Target
+
 PERIOD_S = 0.5
 # Far above what a scrape takes; only a server that hangs meets it.
 _TIMEOUT_S = 5.0
@@ -68,16 +70,18 @@ class GaugeSample:
 class GaugeSampler:
     """Collects answers while `watch` runs; `read` turns them into samples afterwards."""
 
-    def __init__(self, url: str, period_s: float = PERIOD_S):
-        """url is the server's address without a path."""
-        self._url = url + "/metrics"
+    def __init__(self, target: Target, period_s: float = PERIOD_S):
+        self._url = target.url + "/metrics"
+        self._headers = target.headers
         self._period_s = period_s
         self._answers: list[tuple[float, bytes]] = []
 
     async def watch(self) -> None:
         """Runs until cancelled, or returns at once where the first answer is none of a pdserve server."""
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        async with aiohttp.ClientSession(
+            timeout=timeout, headers=self._headers, cookie_jar=aiohttp.DummyCookieJar()
+        ) as session:
             due = time.monotonic()
             while True:
                 lines = await self._ask(session)

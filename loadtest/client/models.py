@@ -22,11 +22,10 @@ class ServedModel:
 async def find_model(target: Target) -> ServedModel:
     """The model to ask for: the target's, or the first that the server lists. Raises TargetError."""
     url = target.url + "/v1/models"
-    headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key}"}
     try:
         async with (
             asyncio.timeout(_TIMEOUT_S),
-            aiohttp.ClientSession(headers=headers) as session,
+            aiohttp.ClientSession(headers=target.headers) as session,
             session.get(url, allow_redirects=False, ssl=ssl.create_default_context()) as response,
         ):
             status, body = response.status, await response.read()

@@ -43,8 +43,7 @@ def encode_request(target: Target, model: str, planned: PlannedRequest, label: s
         f"Content-Length: {len(body)}",
         f"X-Request-Id: {label}",
     ]
-    if target.api_key is not None:
-        head.append(f"Authorization: Bearer {target.api_key}")
+    head += [f"{name}: {value}" for name, value in target.headers.items()]
     return "\r\n".join([*head, "", ""]).encode("ascii") + body
 
 

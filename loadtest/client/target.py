@@ -55,6 +55,11 @@ class Target:
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise OptionError("--api-key-file: the key holds characters that no HTTP header can carry")
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request to the server carries."""
+        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+
 
 def read_api_key(path: str) -> str:
     """The first key of a file like the server's: one a line, # begins a comment."""

@@ -22,8 +22,8 @@ class HarnessError:
     num_failed       requests that were not answered in full; the rest says little when there are any
     stamps           the client's read of a token - the server's write of it
     sends            arrival of the whole request at the server - the intended send
-    lags             the client's timer - the intended send: its own part of `sends`
-    loop_lag         of a timer that runs beside them, None for a test too short
+    lags             the client's timer - the intended send: its own part of `sends`; of the least punctual process
+    loop_lag         of a timer that runs beside them, likewise; None for a test too short
     lag_is_valid     whether a run with these lags would be believed
     """
 

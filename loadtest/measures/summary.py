@@ -24,7 +24,7 @@ from pdserve.loadtest.measures.latencies import LATENCIES, values_of
 from pdserve.loadtest.measures.promise import Promise
 from pdserve.loadtest.measures.rates import Rates, measure_rates
 from pdserve.loadtest.measures.record import Record
-from pdserve.loadtest.measures.validity import Validity, judge_lags
+from pdserve.loadtest.measures.validity import CLIENT_LAG, LOOP_LAG, Validity, describe_lags, judge_lags, worst
 from pdserve.loadtest.workload.window import Window
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Summary:
     num_prompt_mismatches   requests whose prompt the server counted otherwise than planned
     duration_s              span of the window, that rates are over
     attainment_interval     Wilson's, at 95 %; None without requests
-    latencies               by name; None where no request has the measure
+    latencies               by name; None where no request has the measure; lags are the least punctual process's
     intervals               of percentiles, for measures that have one value a request
     windows                 the other windows that have requests, by name
     """
@@ -90,30 +90,31 @@ class Summary:
     validity: Validity
 
 
-def summarize(records: Sequence[Record], promises: Sequence[Promise], loop_lags_s: Iterable[float]) -> Summary:
-    """The numbers of a run."""
-    return _summarize([records], promises, describe(loop_lags_s))
+def summarize(
+    records: Sequence[Record], promises: Sequence[Promise], loop_lags_s: Sequence[Iterable[float]]
+) -> Summary:
+    """The numbers of a run; loop_lags_s are those of each client process."""
+    return _summarize([records], promises, describe_lags(records, loop_lags_s))
 
 
 def pool(reports: Sequence["Report"]) -> Summary:
     """The numbers of several runs of one load that differ in the seed, as if their requests were one run's.
 
-    Rates are over the sum of the spans; the loop's lag is that of the least punctual run.
+    Rates are over the sum of the spans; lags are those of the least punctual run.
     """
-    lags = [report.summary.latencies["loop_lag"] for report in reports]
-    worst = max((lag for lag in lags if lag is not None), key=lambda lag: lag.p99, default=None)
-    return _summarize([report.records for report in reports], reports[0].config.promises, worst)
+    lags = {name: worst(report.summary.latencies[name] for report in reports) for name in (CLIENT_LAG, LOOP_LAG)}
+    return _summarize([report.records for report in reports], reports[0].config.promises, lags)
 
 
-def _summarize(runs: Sequence[Sequence[Record]], promises: Sequence[Promise], loop_lag: Distribution | None) -> Summary:
+def _summarize(
+    runs: Sequence[Sequence[Record]], promises: Sequence[Promise], lags: dict[str, Distribution | None]
+) -> Summary:
     every = [record for records in runs for record in records]
     steady = _of_window(every, Window.STEADY)
     complete = [record for record in steady if record.is_complete]
     num_kept = sum(is_kept(record, promises) for record in steady)
     rates = sum((measure_rates(records, promises) for records in runs), start=Rates())
-    latencies = _latencies(complete)
-    latencies["client_lag"] = describe(record.lag_s for record in every)
-    latencies["loop_lag"] = loop_lag
+    latencies = _latencies(complete) | lags
     errors = [record.error for record in steady if record.error is not None]
     return Summary(
         num_requests=len(steady),
@@ -136,7 +137,7 @@ def _summarize(runs: Sequence[Sequence[Record]], promises: Sequence[Promise], lo
         latencies=latencies,
         intervals={name: _intervals(name, runs) for name in _WITH_INTERVALS},
         windows=_other_windows(every, promises),
-        validity=judge_lags((latencies["client_lag"], loop_lag), latencies["ttft"]),
+        validity=judge_lags(lags.values(), latencies["service_ttft"]),
     )
 
 

@@ -85,7 +85,23 @@ def test_a_run_without_a_complete_request_has_no_latencies():
 )
 def test_a_run_is_valid_while_lag_is_below_5_ms_or_5_percent_of_the_median_ttft(ttft_s, lag_s, is_valid):
     records = [make_record(index=i, token_times_s=(ttft_s,)) for i in range(100)]
-    by_loop = summarize(records, [], [0.001] * 98 + [lag_s] * 2).validity
-    late = [make_record(index=i, sent_s=lag_s, token_times_s=(ttft_s,)) for i in range(2)]
-    by_sends = summarize([*records[:98], *late], [], [0.001]).validity
+    by_loop = summarize(records, [], [[0.001] * 98 + [lag_s] * 2]).validity
+    late = [make_record(index=i, sent_s=lag_s, token_times_s=(ttft_s + lag_s,)) for i in range(2)]
+    by_sends = summarize([*records[:98], *late], [], [[0.001]]).validity
     assert (by_loop.is_valid, by_sends.is_valid) == (is_valid, is_valid)
+
+
+def test_the_least_punctual_process_decides_however_many_are_punctual():
+    """Requests take turns: of four processes the last is late with two of its 50, a hundredth of all."""
+    records = [make_record(index=i, token_times_s=(0.05,)) for i in range(200)]
+    late = [make_record(index=i, sent_s=0.02, token_times_s=(0.05,)) for i in (3, 7)]
+    by_sends = summarize([*records[:3], late[0], *records[4:7], late[1], *records[8:]], [], [[0.001]] * 4)
+    assert by_sends.validity.lag_p99_s == pytest.approx(0.02)
+    by_loop = summarize(records, [], [*[[0.001] * 100] * 3, [0.001] * 98 + [0.02] * 2])
+    assert by_loop.validity.lag_p99_s == pytest.approx(0.02)
+
+
+def test_a_wait_for_a_place_excuses_no_lag():
+    """Under --max-concurrency a request waits for 10 s, and is then answered within 20 ms."""
+    records = [make_record(index=i, sent_s=10.0, woke_s=0.01, token_times_s=(10.02,)) for i in range(4)]
+    assert not summarize(records, [], []).validity.is_valid

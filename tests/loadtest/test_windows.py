@@ -149,7 +149,7 @@ def test_the_queue_is_what_the_servers_ledger_says(ledger, queue_s):
     assert make_record(server_metrics=ledger).queue_s == queue_s
 
 
-def make_report(records, loop_lags_s=(0.001,)):
+def make_report(records, loop_lags_s=((0.001,),)):
     promises = (TTFT_1S,)
     return SimpleNamespace(
         records=tuple(records),
@@ -174,5 +174,5 @@ def test_pooling_one_run_changes_nothing():
 
 
 def test_pooled_runs_are_as_punctual_as_the_worst():
-    pooled = pool([make_report(make_run()), make_report(make_run(), loop_lags_s=[0.2])])
+    pooled = pool([make_report(make_run()), make_report(make_run(), loop_lags_s=[[0.2]])])
     assert not pooled.validity.is_valid

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from pdserve.loadtest.client.gauges import GaugeSample, GaugeSampler, NodeSample
+from pdserve.loadtest.client.target import Target
 
 GOOD = """\
 # HELP pdserve_kv_blocks KV blocks by state
@@ -43,19 +44,25 @@ async def serving(*answers: web.Response | Exception) -> AsyncIterator[tuple[str
 
     app = web.Application()
     app.router.add_get("/metrics", answer)
+    async with serving_app(app) as url:
+        yield url, is_done
+
+
+@contextlib.asynccontextmanager
+async def serving_app(app: web.Application) -> AsyncIterator[str]:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0]
     try:
-        yield f"http://{host}:{port}", is_done
+        yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
 
 
 async def sample(*answers: web.Response | Exception) -> tuple[GaugeSample, ...]:
     async with serving(*answers) as (url, is_done):
-        sampler = GaugeSampler(url, period_s=0.001)
+        sampler = GaugeSampler(Target(url), period_s=0.001)
         watching = asyncio.create_task(sampler.watch())
         await is_done.wait()
         watching.cancel()
@@ -71,6 +78,20 @@ async def test_each_answer_becomes_a_sample_of_every_node():
         NodeSample("D0", "decode", 4, 0, 0, 0, 0, 0, 0),
     )
     assert 0 < first.at_s < second.at_s
+
+
+async def test_a_server_with_keys_is_asked_with_the_key():
+    keys = []
+
+    async def answer(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Authorization"))
+        return web.Response(status=401)
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    async with serving_app(app) as url:
+        await GaugeSampler(Target(url, api_key="secret")).watch()
+    assert keys == ["Bearer secret"]
 
 
 def test_cached_blocks_are_not_in_use():
@@ -90,7 +111,7 @@ def test_cached_blocks_are_not_in_use():
 )
 async def test_a_server_that_is_not_ours_is_asked_once_and_gives_nothing(answer):
     async with serving(answer) as (url, is_done):
-        sampler = GaugeSampler(url, period_s=0.001)
+        sampler = GaugeSampler(Target(url), period_s=0.001)
         await sampler.watch()
         assert sampler.read(start=0.0) == ()
         assert not is_done.is_set()
@@ -99,7 +120,7 @@ async def test_a_server_that_is_not_ours_is_asked_once_and_gives_nothing(answer)
 async def test_nobody_at_the_address_gives_nothing():
     async with serving() as (url, _):
         pass
-    sampler = GaugeSampler(url)
+    sampler = GaugeSampler(Target(url))
     await sampler.watch()
     assert sampler.read(start=0.0) == ()
 

@@ -19,7 +19,7 @@ MIXED = (
 )
 
 
-def make_report(records=MIXED, loop_lags_s=(0.001,), rate_per_s=2.0, target=None, **others):
+def make_report(records=MIXED, loop_lags_s=((0.001,),), rate_per_s=2.0, target=None, **others):
     fields = {
         "config": make_config("http://h:1", make_load(rate_per_s, len(records)), PROMISES, **(target or {})),
         "model": "m",

@@ -25,7 +25,7 @@ def test_json_has_its_schema_and_the_verdict_at_the_top():
 
 
 def test_a_late_client_is_marked_at_the_top():
-    assert to_json(make_report(loop_lags_s=[0.2] * 10))["valid"] is False
+    assert to_json(make_report(loop_lags_s=[[0.2] * 10]))["valid"] is False
 
 
 def test_json_has_every_request_with_its_measures_and_verdict():

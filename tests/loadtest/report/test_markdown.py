@@ -15,7 +15,7 @@ def test_markdown_says_what_was_promised_and_kept():
 
 
 def test_a_late_client_is_marked_above_everything():
-    lines = format_markdown(make_report(loop_lags_s=[0.2] * 10)).splitlines()
+    lines = format_markdown(make_report(loop_lags_s=[[0.2] * 10])).splitlines()
     assert lines[2].startswith("**INVALID: ")
 
 

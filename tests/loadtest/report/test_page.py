@@ -75,7 +75,7 @@ def test_a_run_that_failed_throughout_has_a_page_without_latencies():
 
 
 def test_a_late_client_is_marked_above_everything():
-    words = Elements(render(make_page(make_report(loop_lags_s=[0.2] * 10)))).words
+    words = Elements(render(make_page(make_report(loop_lags_s=[[0.2] * 10])))).words
     assert words.index("INVALID") < words.index("Promises kept")
 
 

@@ -49,7 +49,7 @@ def test_the_harness_quotes_its_own_error():
 
 
 def test_a_run_with_a_late_client_is_marked_invalid():
-    report = make_report(loop_lags_s=[0.2] * 10)
+    report = make_report(loop_lags_s=[[0.2] * 10])
     assert "INVALID: the client was late by 200 ms at p99" in format_report(report)
 
 
