@@ -4,17 +4,20 @@ The asyncio edge (node.py, service.py) turns sockets and clocks into these; test
 """
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from pdserve.cluster.messages import Link, Message
 from pdserve.core.ids import NodeId
 
+M = TypeVar("M", bound=Message, covariant=True)
+
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class Received(Generic[M]):
     """A message from an admitted peer, its envelope checked. waited_s: for a core before it was read, at most."""
 
     sender: NodeId
-    message: Message
+    message: M
     waited_s: float = 0.0
 
 

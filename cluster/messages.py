@@ -287,7 +287,8 @@ class FirstToken:
     prompt_logprobs    of every prompt token but the first, where they were asked for and no token is out yet
     chunks, step_end_s what of it ran when; of these seconds those that were not the model's
     waited_s           for a core before the request was read, at most
-    told_s             from the end of the last step until this went out, filled in by who sends it
+    told_s             from the end of the last step until this went out, filled in by who sends it; of one that is
+                       sent again only what that took, so that a lost one is the link's
     """
 
     request: RequestId
@@ -351,7 +352,7 @@ class Begun:
     fetch_s, copy_s, verify_s          until all were verified: on their way, being copied, being summed; of a prompt
                                        that was computed here nothing
     queue_s, step_s                    until its first step began, and until the token was drawn
-    waited_s                           for a core before the request and the End were read, at most
+    waited_s                           for a core before the End was read, at most
     told_s                             until this went out, filled in by who sends it
     """
 

@@ -17,7 +17,7 @@ from pdserve.core.ids import RequestId
 class Beginning:
     """told_at: the hand-off's End came, or the first token was drawn here. seen_at: copies before count for nothing.
 
-    waited_s: what the request and the End may have waited for a core before that
+    waited_s: what the End may have waited for a core before that
     """
 
     told_at: float

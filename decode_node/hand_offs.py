@@ -10,6 +10,7 @@ DecodeScheduler, which returns the actions.
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
+from pdserve.cluster.events import Received
 from pdserve.cluster.messages import Blocks, End, Gone, Have, Link, Message, Ready, Send
 from pdserve.core.ids import NodeId
 from pdserve.decode_node.beginning import Beginning
@@ -25,7 +26,6 @@ class HandOffs:
     """router: who is told when blocks are verified. block_bytes: of a block on its way
 
     num_corrupt: blocks whose bytes were not what they were named
-    waited_s: how long the message that is handled may have waited for a core
     """
 
     def __init__(
@@ -33,7 +33,6 @@ class HandOffs:
     ):
         self.links: dict[NodeId, Link] = {}
         self.num_corrupt = 0
-        self.waited_s = 0.0
         self._router = router
         self._jobs = jobs
         self._reservations = reservations
@@ -92,14 +91,16 @@ class HandOffs:
 
     # ---- messages of the source ------------------------------------------------------------------
 
-    def _on_have(self, sender: NodeId, message: Have, now: float) -> Iterable[Action]:
+    def _on_have(self, event: Received[Have], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         job, pull = self._pulling(sender, message)
         if job is not None and pull is not None:
             pull.announce(message.entries, now)
             self._heard(job, pull, now)
         return []
 
-    def _on_blocks(self, sender: NodeId, message: Blocks, now: float) -> Iterable[Action]:
+    def _on_blocks(self, event: Received[Blocks], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         traffic = self._traffic[sender]
         traffic.num_blocks, traffic.moved_at = traffic.num_blocks + len(message.entries), now
         job, pull = self._pulling(sender, message)
@@ -108,7 +109,8 @@ class HandOffs:
             self._reservations.due.add(job.sequence.key)
         return []
 
-    def _on_end(self, sender: NodeId, message: End, now: float) -> Iterable[Action]:
+    def _on_end(self, event: Received[End], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         job, pull = self._pulling(sender, message)
         if job is None or pull is None:
             return []
@@ -120,12 +122,12 @@ class HandOffs:
             return self._ends.fail(job, reason, now)
         pull.end = message
         if job.beginning is None:
-            # A short prompt is computed before this node has read that it is to have it.
-            job.beginning = Beginning(now, now, waited_s=job.sequence.waited_s + self.waited_s)
+            job.beginning = Beginning(now, now, waited_s=event.waited_s)
         self._heard(job, pull, now)
         return []
 
-    def _on_gone(self, sender: NodeId, message: Gone, now: float) -> Iterable[Action]:
+    def _on_gone(self, event: Received[Gone], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         job, _ = self._pulling(sender, message)
         return [] if job is None else self._ends.fail(job, f"{sender} holds nothing for it", now)
 

@@ -25,6 +25,7 @@ from pdserve.cluster.messages import (
     Held,
     HeldEntry,
     Live,
+    Message,
     Resume,
     Send,
     Stage,
@@ -58,7 +59,7 @@ from pdserve.kvtransfer.pull import CopyBlocks, CopyDone
 BEAT_S = 0.5
 
 Action = Send | RunStep | CopyBlocks | SwapOut | SwapIn
-Event = Joined | Leave | Received | LinkUp | LinkLost | StepDone | CopyDone | SwappedOut | SwappedIn | Tick
+Event = Joined | Leave | Received[Message] | LinkUp | LinkLost | StepDone | CopyDone | SwappedOut | SwappedIn | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +161,18 @@ class DecodeScheduler:
                 if job.is_ready_to_part:
                     actions += self._part(job, job.drawn, now)
 
-    def _on_received(self, event: Received, now: float) -> Iterable[Action]:
+    def _on_received(self, event: Received[Message], now: float) -> Iterable[Action]:
         handlers = self._from_router if event.sender == self._router else self._hand_offs.handlers
         handler = handlers.get(type(event.message))
         if handler is None:
             self.num_unexpected += 1
             return []
-        self._hand_offs.waited_s = event.waited_s
-        return handler(event.sender, event.message, now)
+        return handler(event, now)
 
     # ---- messages of the router ------------------------------------------------------------------
 
-    def _on_decode(self, sender: NodeId, message: Decode, now: float) -> Iterable[Action]:
+    def _on_decode(self, event: Received[Decode], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         if self._jobs.attempt(message.request) >= message.attempt:
             return []
         if self._ends.ended.covers(message.request, message.attempt):
@@ -181,14 +182,15 @@ class DecodeScheduler:
             job = self._job(message, now)
         except ProtocolError as error:
             return [*actions, Send(sender, Failed(message.request, message.attempt, Stage.HANDOFF, str(error)))]
-        job.sequence.waited_s = self._hand_offs.waited_s
+        job.sequence.waited_s = event.waited_s
         self._jobs.add(job)
         if message.source is None:
             self.reservations.wait(job, resumed=False)
             return actions
         return [*actions, *self._hand_offs.begin(job, message.source.node, now)]
 
-    def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
+    def _on_cancel(self, event: Received[Cancel], now: float) -> Iterable[Action]:
+        message = event.message
         self._streams.finished.forget(message.request, message.attempt, message.sample)
         known = self._jobs.attempt(message.request)
         if message.sample is not None:
@@ -199,7 +201,8 @@ class DecodeScheduler:
             return []
         return self._ends.end(message.request, now)
 
-    def _on_live(self, sender: NodeId, message: Live, now: float) -> Iterable[Action]:
+    def _on_live(self, event: Received[Live], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         for entry in message.entries:
             for job in self._jobs.of(entry.request):
                 if job.sequence.attempt == entry.attempt:
@@ -209,7 +212,8 @@ class DecodeScheduler:
                         self._jobs.note_overdue(job)
         return [Send(sender, self.held(message.beat, self.pool.log.delta(message.cache)))]
 
-    def _on_resume(self, sender: NodeId, message: Resume, now: float) -> Iterable[Action]:
+    def _on_resume(self, event: Received[Resume], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         run = self._streams.resume(message)
         return [] if run is None else [Send(sender, Tokens((run,)))]
 

@@ -24,6 +24,7 @@ from pdserve.cluster.messages import (
     Held,
     HeldEntry,
     Live,
+    Message,
     Prefill,
     Release,
     Send,
@@ -48,7 +49,7 @@ from pdserve.prefill_node.reservations import Reservations
 BEAT_S = 0.5
 
 Action = Send | SendBlocks | CheckBlocks | RunStep
-Event = Joined | Leave | Received | LinkUp | LinkLost | StepDone | BlocksChecked | Tick
+Event = Joined | Leave | Received[Message] | LinkUp | LinkLost | StepDone | BlocksChecked | Tick
 
 
 class PrefillScheduler:
@@ -69,7 +70,6 @@ class PrefillScheduler:
         self._reservations = Reservations(pool, self._prompts)
         self._batch = Batch(self._prompts, pool, self.offers, planner)
         self._next_key = 0
-        self._waited_s = 0.0
         self._is_leaving = False
         self._from_router: dict[type, Callable[..., Iterable[Action]]] = {
             Prefill: self._on_prefill,
@@ -105,16 +105,16 @@ class PrefillScheduler:
 
     # ---- messages --------------------------------------------------------------------------------
 
-    def _on_received(self, event: Received, now: float) -> Iterable[Action]:
+    def _on_received(self, event: Received[Message], now: float) -> Iterable[Action]:
         handlers = self._from_router if event.sender == self._router else self._from_peers
         handler = handlers.get(type(event.message))
         if handler is None:
             self.num_unexpected += 1
             return []
-        self._waited_s = event.waited_s
-        return handler(event.sender, event.message, now)
+        return handler(event, now)
 
-    def _on_prefill(self, sender: NodeId, message: Prefill, now: float) -> Iterable[Action]:
+    def _on_prefill(self, event: Received[Prefill], now: float) -> Iterable[Action]:
+        message = event.message
         known = self._prompts.find(message.request)
         if known is not None:
             if known.sequence.attempt == message.attempt and known.first_token is not None:
@@ -132,7 +132,7 @@ class PrefillScheduler:
         except ProtocolError as error:
             failed = Failed(message.request, message.attempt, Stage.PREFILL, str(error))
             return [*actions, Send(self._router, failed)]
-        sequence.waited_s = self._waited_s
+        sequence.waited_s = event.waited_s
         was_parked = known is not None and (known.was_parked or known.phase is Phase.PARKED)
         prompt = Prompt(sequence, Phase.QUEUED, was_parked=was_parked)
         self._prompts.add(prompt)
@@ -140,7 +140,8 @@ class PrefillScheduler:
         self.offers.open(message.request, message.attempt, now)
         return actions
 
-    def _on_cancel(self, sender: NodeId, message: Cancel, now: float) -> Iterable[Action]:
+    def _on_cancel(self, event: Received[Cancel], now: float) -> Iterable[Action]:
+        message = event.message
         if message.sample is not None:
             # The others need the prompt all the same.
             return []
@@ -150,13 +151,15 @@ class PrefillScheduler:
             return []
         return self._end(prompt, now)
 
-    def _on_release(self, sender: NodeId, message: Release, now: float) -> Iterable[Action]:
+    def _on_release(self, event: Received[Release], now: float) -> Iterable[Action]:
+        message = event.message
         prompt = self._prompts.find(message.request)
         if prompt is None or prompt.sequence.attempt != message.attempt or prompt.phase is not Phase.PARKED:
             return []
         return self._end(prompt, now)
 
-    def _on_live(self, sender: NodeId, message: Live, now: float) -> Iterable[Action]:
+    def _on_live(self, event: Received[Live], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         actions: list[Action] = []
         for entry in message.entries:
             if entry.stage in (Stage.PREFILL, Stage.HANDOFF):
@@ -166,18 +169,21 @@ class PrefillScheduler:
                 actions.append(Send(self._router, prompt.first_token))
         return [*actions, Send(sender, self.held(message.beat, self.pool.log.delta(message.cache)))]
 
-    def _on_want(self, sender: NodeId, message: Want, now: float) -> Iterable[Action]:
+    def _on_want(self, event: Received[Want], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         if self.ended.covers(message.request, message.attempt):
             return self.offers.gone(sender, message)
         return self.offers.want(sender, message, now)
 
-    def _on_fetch(self, sender: NodeId, message: Fetch, now: float) -> Iterable[Action]:
+    def _on_fetch(self, event: Received[Fetch], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         if self.ended.covers(message.request, message.attempt):
             return []
         return self.offers.fetch(sender, message)
 
-    def _on_bad(self, sender: NodeId, message: Bad, now: float) -> Iterable[Action]:
+    def _on_bad(self, event: Received[Bad], now: float) -> Iterable[Action]:
         """A peer read bytes that are not what they are named: whether they are wrong here, too, is looked at."""
+        message = event.message
         found = {h: self.pool.find(h) for h in message.hashes}
         entries = tuple(self._entry(block_id, h) for h, block_id in found.items() if block_id is not None)
         return [CheckBlocks(entries)] if entries else []

@@ -10,6 +10,7 @@ So a lost message costs two beats at most. Counts the beats and owns nothing els
 
 from collections.abc import Iterable
 
+from pdserve.cluster.events import Received
 from pdserve.cluster.messages import Cancel, Held, HeldEntry, Live, LiveEntry, Resume, Role, Send, Stage
 from pdserve.core.ids import NodeId, RequestId
 from pdserve.router.attempts import Attempts
@@ -79,8 +80,9 @@ class Beats:
 
     # ---- Held ------------------------------------------------------------------------------------
 
-    def hear(self, sender: NodeId, message: Held, now: float) -> Iterable[Action]:
+    def hear(self, event: Received[Held], now: float) -> Iterable[Action]:
         """The answer to a Live, or news of the node without one."""
+        sender, message = event.sender, event.message
         if self._nodes.hear(sender, message):
             self._attempts.reconsider()
         self._attempts.look_again()

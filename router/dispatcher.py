@@ -14,6 +14,7 @@ from pdserve.cluster.messages import (
     Failed,
     FirstToken,
     Held,
+    Message,
     Ready,
     Resume,
     Returned,
@@ -22,7 +23,7 @@ from pdserve.cluster.messages import (
     TokenRun,
     Tokens,
 )
-from pdserve.core.ids import NodeId, RequestId
+from pdserve.core.ids import RequestId
 from pdserve.core.logprobs import NO_LOGPROBS
 from pdserve.router.attempts import Attempts
 from pdserve.router.beats import Beats
@@ -47,7 +48,6 @@ class Dispatcher:
     def __init__(self, rules: Rules):
         self.nodes = Nodes(rules.is_fcfs)
         self.num_stale = 0
-        self._waited_s = 0.0
         self._attempts = Attempts(self.nodes, rules)
         self._beats = Beats(self.nodes, self._attempts, rules)
         self._on_event: dict[type, Callable[..., Iterable[Action]]] = {
@@ -135,13 +135,12 @@ class Dispatcher:
 
     # ---- messages --------------------------------------------------------------------------------
 
-    def _on_received(self, event: Received, now: float) -> Iterable[Action]:
+    def _on_received(self, event: Received[Message], now: float) -> Iterable[Action]:
         if event.sender not in self.nodes:
             self.num_stale += 1
             return []
-        self._waited_s = event.waited_s
         handler = self._on_message.get(type(event.message))
-        return [] if handler is None else handler(event.sender, event.message, now)
+        return [] if handler is None else handler(event, now)
 
     def _current(self, request: RequestId, attempt: int) -> Record | None:
         record = self._attempts.find(request)
@@ -150,14 +149,15 @@ class Dispatcher:
             return None
         return record
 
-    def _on_first_token(self, sender: NodeId, message: FirstToken, now: float) -> Iterable[Action]:
+    def _on_first_token(self, event: Received[FirstToken], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         record = self._current(message.request, message.attempt)
         if record is None:
             return []
         if record.stage is Stage.PREFILL:
             self._attempts.computed(record, now)
         # Another node's word of what it did with the blocks may have come first.
-        record.times.compute(message, self._waited_s)
+        record.times.compute(message, event.waited_s)
         if record.times.is_first_attempt:
             # A later attempt's computing is no part of the time to the first token.
             record.num_not_computed = record.of_prompt(message.num_cached_tokens)
@@ -174,7 +174,8 @@ class Dispatcher:
             actions += self._take(record, run, now)
         return actions
 
-    def _on_tokens(self, sender: NodeId, message: Tokens, now: float) -> Iterable[Action]:
+    def _on_tokens(self, event: Received[Tokens], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         actions: list[Action] = []
         for run in message.runs:
             record = self._current(run.request, run.attempt)
@@ -193,7 +194,8 @@ class Dispatcher:
             actions += self._take(record, run, now)
         return actions
 
-    def _on_ready(self, sender: NodeId, message: Ready, now: float) -> Iterable[Action]:
+    def _on_ready(self, event: Received[Ready], now: float) -> Iterable[Action]:
+        message = event.message
         record = self._current(message.request, message.attempt)
         if record is None:
             return []
@@ -209,13 +211,15 @@ class Dispatcher:
             record.verify_s = message.verify_s
         return []
 
-    def _on_begun(self, sender: NodeId, message: Begun, now: float) -> Iterable[Action]:
+    def _on_begun(self, event: Received[Begun], now: float) -> Iterable[Action]:
+        message = event.message
         record = self._current(message.request, message.attempt)
         if record is not None:
-            record.times.begin(message, self._waited_s)
+            record.times.begin(message, event.waited_s)
         return []
 
-    def _on_failed(self, sender: NodeId, message: Failed, now: float) -> Iterable[Action]:
+    def _on_failed(self, event: Received[Failed], now: float) -> Iterable[Action]:
+        sender, message = event.sender, event.message
         record = self._current(message.request, message.attempt)
         if record is None:
             return []
@@ -224,8 +228,9 @@ class Dispatcher:
             self.nodes[sender].doubted.add(record.prefill_node)
         return self._attempts.retry(record, f"{sender}: {message.reason}")
 
-    def _on_returned(self, sender: NodeId, message: Returned, now: float) -> Iterable[Action]:
+    def _on_returned(self, event: Received[Returned], now: float) -> Iterable[Action]:
         """A decode node needs its blocks for others: it goes on elsewhere, or stands in line before all that is new."""
+        sender, message = event.sender, event.message
         record = self._current(message.request, message.attempt)
         if record is None or sender != record.decode_node:
             return []

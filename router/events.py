@@ -6,7 +6,7 @@ Events come from RouterService, which executes the actions; `Received`, `Tick` a
 from dataclasses import dataclass
 
 from pdserve.cluster.events import Received, Tick
-from pdserve.cluster.messages import Capacity, Role, Send
+from pdserve.cluster.messages import Capacity, Message, Role, Send
 from pdserve.core.block_hash import BlockHasher
 from pdserve.core.ids import Epoch, NodeId, RequestId
 from pdserve.core.logprobs import NO_LOGPROBS, Logprobs
@@ -72,5 +72,5 @@ class GiveUp:
     reason: str
 
 
-Event = Submit | ClientGone | SampleStopped | NodeJoined | NodeLost | Received | Tick
+Event = Submit | ClientGone | SampleStopped | NodeJoined | NodeLost | Received[Message] | Tick
 Action = Send | Deliver | GiveUp
