@@ -28,6 +28,8 @@ _MAX_DETAIL = 300
 # The names in the server's ledger of the waits before a prompt is computed: at the router, at the node.
 _QUEUES = ("queue_s", "prefill_queue_s")
 _MAX_S = 1e9
+# Of the server's ledger; ours has 3. What is nested deeper than Python recurses could be read but not be written.
+_MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Record:
     output_tokens    from the server's usage, else the number of token events
     usage_is_given   whether the server sent a usage that could be read
     prompt_tokens    the server's count, None where it gave none
-    server_metrics   the server's own ledger of this request, as it came
+    server_metrics   the server's own ledger of this request, as it came; None for one that is nested too deeply
     error, detail    None for a request answered in full; else its class and the words
     """
 
@@ -172,7 +174,7 @@ def read_exchange(planned: PlannedRequest, exchange: Exchange, start: float) -> 
         finish_reason=stream.finish_reason,
         status=response.status,
         error=None if failure is None else failure.kind,
-        detail=None if failure is None else _printable(failure.detail),
+        detail=None if failure is None else printable(failure.detail[:_MAX_DETAIL]),
         server_metrics=stream.metrics,
         window=planned.window,
         conversation=planned.conversation,
@@ -186,6 +188,11 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text, parse_constant=_finite, parse_float=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def printable(text: str) -> str:
+    """A stranger's words on one line that any terminal and any file can hold: JSON may escape half a character."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()
 
 
 def _read_events(events: list[Event]) -> _Stream:
@@ -216,7 +223,7 @@ def _read_payload(stream: _Stream, payload: dict[str, Any], arrived_at: float) -
         metrics = usage.get("metrics", payload.get("metrics"))
     else:
         metrics = payload.get("metrics")
-    if isinstance(metrics, dict):
+    if isinstance(metrics, dict) and _is_shallow(metrics, _MAX_DEPTH):
         stream.metrics = metrics
     choices = payload.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -231,7 +238,7 @@ def _read_payload(stream: _Stream, payload: dict[str, Any], arrived_at: float) -
         opens = False
     finish_reason = choice.get("finish_reason")
     if isinstance(finish_reason, str):
-        stream.finish_reason = finish_reason
+        stream.finish_reason = printable(finish_reason)[:_MAX_DETAIL]
     if has_text:
         stream.texts.append(arrived_at)
     elif finish_reason is not None:
@@ -287,9 +294,12 @@ def _error_message(payload: dict[str, Any]) -> str:
     return str(message)
 
 
-def _printable(text: str) -> str:
-    """One line of text that any terminal and any encoding can show, cut to a length."""
-    return "".join(c if c.isprintable() else " " for c in text[:_MAX_DETAIL]).strip()
+def _is_shallow(value: Any, depth: int) -> bool:
+    """Whether JSON has at most so many lists and objects within each other."""
+    if not isinstance(value, dict | list):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_shallow(part, depth - 1) for part in parts)
 
 
 def _finite(text: str) -> float:

@@ -59,15 +59,6 @@ def write_json(report: Report, path: Path) -> None:
     write_whole(path, f'{{{head}"requests": [\n{requests}\n]}}\n')
 
 
-def read_json(path: Path) -> Report:
-    """The report that `write_json` wrote. Raises ReportError naming the file and the first thing wrong with it."""
-    content = read_content(path)
-    try:
-        return from_json(content)
-    except ReportError as error:
-        raise ReportError(f"{path}: {error}") from None
-
-
 def read_content(path: Path) -> Any:
     """The JSON of a file. Raises ReportError naming the file."""
     try:
@@ -110,7 +101,7 @@ def write_whole(path: Path, text: str) -> None:
     try:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(path)
-    except OSError:
+    except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
 

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,19 @@ def test_the_servers_counts_and_ledger_are_kept():
     record = read([*REGULAR[:3], Chunk(103.5, usage_event(3, metrics={"queue_s": 0.25}) + DONE)])
     assert (record.output_tokens, record.prompt_tokens) == (3, 2)
     assert record.server_metrics == {"queue_s": 0.25}
+
+
+def test_a_ledger_nested_too_deeply_to_be_written_is_left_out():
+    deep = json.loads('{"queue_s":' * 500 + "1" + "}" * 500)
+    record = read([*REGULAR[:3], Chunk(103.5, usage_event(3, metrics=deep) + DONE)])
+    assert record.is_complete
+    assert record.server_metrics is None
+
+
+def test_half_a_character_in_a_finish_reason_is_no_part_of_it():
+    record = read([*REGULAR[:2], Chunk(103.0, text_event(finish_reason="len\ud800")), REGULAR[3]])
+    assert record.is_complete
+    assert record.finish_reason == "len"
 
 
 def test_a_ledger_beside_the_usage_is_kept_too():

@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import pytest
 
+from pdserve.loadtest.client.models import find_model
+from pdserve.loadtest.client.target import Target
 from pdserve.loadtest.errors import OptionError, TargetError
 from pdserve.loadtest.measures.promise import Measure, Promise
 from pdserve.loadtest.mock.behaviour import Behaviour, Fault
@@ -196,6 +198,20 @@ async def test_the_client_watches_its_own_lag():
 async def test_an_unknown_model_is_refused_naming_those_served():
     with pytest.raises(TargetError, match=r"--model other: .*'mock'"):
         await run_against(model="other")
+
+
+async def test_half_a_character_in_a_models_name_is_no_part_of_it():
+    body = b'{"data":[{"id":"model-\\ud800"}]}'
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        assert (await find_model(Target(f"http://{host}:{port}"))).name == "model-"
 
 
 async def test_a_load_beyond_the_models_context_is_refused_with_both_numbers():

@@ -6,7 +6,8 @@ import pytest
 
 from pdserve.loadtest.client.gauges import GaugeSample, NodeSample
 from pdserve.loadtest.errors import ReportError
-from pdserve.loadtest.report.json_file import from_json, read_json, to_json, write_json
+from pdserve.loadtest.report.json_file import from_json, to_json, write_json, write_whole
+from pdserve.loadtest.report.rates_report import read_runs
 from pdserve.loadtest.workload.arrivals import Gamma, Replay, Step, Steps
 from pdserve.loadtest.workload.load import Load
 from pdserve.loadtest.workload.trace import Trace, TraceRequest
@@ -46,7 +47,7 @@ def test_what_is_written_is_read_back_the_same(tmp_path):
         (record, *MIXED[1:]), rate_per_s=math.inf, gauges=GAUGES, notes=("rough",), harness=make_harness()
     )
     write_json(report, path)
-    assert read_json(path) == report
+    assert read_runs(path) == (report,)
 
 
 @pytest.mark.parametrize("arrivals", [Gamma(2.5), Steps((Step(1.0, 30.0), Step(4.0, 5.0))), Replay((0.0, 0.25, 7.5))])
@@ -84,6 +85,12 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     with pytest.raises(OSError, match="directory"):
         write_json(make_report(), path)
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_what_cannot_be_encoded_leaves_no_part_of_a_file(tmp_path):
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "run.csv", "half a character: \ud800")
+    assert list(tmp_path.iterdir()) == []
 
 
 def change(content, place, value):
@@ -135,9 +142,9 @@ def test_what_is_no_run_is_refused_naming_the_file(content, tmp_path):
     path = tmp_path / "run.json"
     path.write_bytes(content)
     with pytest.raises(ReportError, match=r"run\.json: "):
-        read_json(path)
+        read_runs(path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ReportError, match=r"none.json: cannot be read: No such file"):
-        read_json(tmp_path / "none.json")
+        read_runs(tmp_path / "none.json")
