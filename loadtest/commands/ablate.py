@@ -1,23 +1,23 @@
-"""`pdserve bench ablate`: what each step of the last years brings here, against the way before it."""
+"""`pdserve bench ablate`: what each technique of the last years brings here, against the way before it."""
 
 import argparse
 import asyncio
 import functools
-import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from pdserve.loadtest.commands.exit_codes import EXIT_OK
+from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_NOT_MEASURED, EXIT_OK
+from pdserve.loadtest.commands.flags import add_selftest, read_selftest
 from pdserve.loadtest.commands.outputs import make_folder, read_outputs
+from pdserve.loadtest.deployment.cores import usable_cores
 from pdserve.loadtest.deployment.layout import Layout, parse_ratios
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.options import parse_count, parse_number, parse_words
 
 if TYPE_CHECKING:
-    from pdserve.loadtest.ablation import Ended
-    from pdserve.loadtest.report.ablation_report import AblationReport
-    from pdserve.loadtest.report.progress import Progress
+    from pdserve.loadtest.ablation.ablation import Ablation, EndedHalf
+    from pdserve.loadtest.report.progress import Progress, ProgressLine
 
 HELP = "what batching, paging, prefix caching and chunking each bring, against the way before"
 USAGE = "%(prog)s [--model DIR] [--only LIST] [options]"
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget",
         default="15",
         metavar="MIN",
-        help="minutes; each step is measured once at least, then again and again (15)",
+        help="minutes; each technique is measured once at least, then again (15)",
     )
     add("--nodes", default="2", metavar="N", help="nodes that do both, or P:D prefill and decode nodes (2)")
     add("--seed", default="0", metavar="N", help="fixes lengths and prompts of the first round (0)")
@@ -45,26 +45,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", default="results/ablate", metavar="DIR", help="logs and the report of each run (results/ablate)")
     add("--json", metavar="FILE", help="write the result there; likewise --markdown FILE")
     add("--markdown", metavar="FILE", help=argparse.SUPPRESS)
+    add_selftest(parser)
     parser.set_defaults(html=None, csv=None)
 
 
 def main(args: argparse.Namespace) -> int:
-    outputs = read_outputs(args)
+    outputs, tests_itself = read_outputs(args), read_selftest(args)
     budget_min = parse_number("--budget", "", args.budget)
     if not 0 < budget_min <= MAX_BUDGET_MIN:
         raise OptionError(f"--budget {args.budget}: must be above 0 and at most {MAX_BUDGET_MIN} minutes")
     names, layout, folder = _names(args.only), _layout(args.nodes), make_folder("--out", args.out)
 
     # Not at the top: these load aiohttp and numpy, which help need not wait for.
-    from pdserve.loadtest.ablation import Ablation
+    from pdserve.loadtest.ablation.ablation import Ablation
+    from pdserve.loadtest.ablation.techniques import TECHNIQUES
     from pdserve.loadtest.report.ablation_report import AblationConfig, describe_ablation, write_json
     from pdserve.loadtest.report.markdown import write_document
     from pdserve.loadtest.report.progress import ProgressLine
     from pdserve.loadtest.report.text import format_document
-    from pdserve.loadtest.search.ablation import STEPS
 
     config = AblationConfig(
-        steps=tuple(step for step in STEPS if step.name in names),
+        techniques=tuple(technique for technique in TECHNIQUES if technique.name in names),
         layout=layout,
         up_flags=(*([] if args.model is None else ["--model", args.model]), *parse_words("--up-flags", args.up_flags)),
         budget_s=60 * budget_min,
@@ -77,21 +78,37 @@ def main(args: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             line.draw(progress, time.monotonic(), f"{name} ")
 
-    def tell(ended: "Ended") -> None:
+    def tell(ended: "EndedHalf") -> None:
         line.close()
         minutes = f"{ended.elapsed_s / 60:4.1f} of {budget_min:g} min"
         print(f"[{minutes}] {ended.name}: {ended.words}", file=sys.stderr, flush=True)
 
-    try:
-        report: AblationReport = asyncio.run(Ablation(config, draw, tell).run())
-    finally:
-        line.close()
+    ablation = Ablation(config, draw, tell, tests_itself)
+    code = carry_out(ablation, line)
+    report = ablation.report()
     document = describe_ablation(report)
     print(format_document(document))
     outputs.write_with(
         {"json": functools.partial(write_json, report), "markdown": functools.partial(write_document, document)}
     )
-    return EXIT_OK
+    return code
+
+
+def carry_out(ablation: "Ablation", line: "ProgressLine") -> int:
+    """Make the runs; returns the exit code. Raises what ends it before there is anything to report."""
+    try:
+        asyncio.run(ablation.run())
+    except KeyboardInterrupt:
+        # What was measured until then is worth as much as it was.
+        if not any(each.num_pairs for each in ablation.report().measured):
+            raise
+        line.close()
+        print("pdserve bench: interrupted; reported is what was measured until then", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        line.close()
+    has_failed = any(each.failure is not None for each in ablation.report().measured)
+    return EXIT_NOT_MEASURED if has_failed else EXIT_OK
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -103,7 +120,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def _layout(nodes: str) -> Layout:
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cores())
     ratios = parse_ratios(nodes) if ":" in nodes else ((0, parse_count("--nodes", nodes)),)
     layout = Layout(*ratios[0], cores)
     is_split = ":" in nodes
