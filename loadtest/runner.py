@@ -33,7 +33,7 @@ from pdserve.loadtest.workload.schedule import PlannedRequest, digest_schedule, 
 from pdserve.loadtest.workload.tokenizer import choose_tokenizer
 from pdserve.loadtest.workload.trace import Trace
 
-Judge = Callable[[Record], bool]
+SeenEnough = Callable[[Record], bool]
 
 
 def ignore_progress(progress: Progress) -> None:
@@ -43,7 +43,7 @@ def ignore_progress(progress: Progress) -> None:
 async def run(
     config: BenchConfig,
     on_progress: Callable[[Progress], None] = ignore_progress,
-    judge: Judge | None = None,
+    judge: SeenEnough | None = None,
     harness: HarnessError | None = None,
     launch: Launch = worker_process,
 ) -> Report:
@@ -135,7 +135,7 @@ class _Reading:
     """
 
     def __init__(
-        self, schedule: tuple[PlannedRequest, ...], on_progress: Callable[[Progress], None], judge: Judge | None
+        self, schedule: tuple[PlannedRequest, ...], on_progress: Callable[[Progress], None], judge: SeenEnough | None
     ):
         self._schedule = schedule
         self._on_progress = on_progress

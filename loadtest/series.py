@@ -12,7 +12,7 @@ from pdserve.loadtest.measures.harness import HarnessError
 from pdserve.loadtest.report.progress import Progress
 from pdserve.loadtest.report.rates_report import RatesReport, Units, run_of
 from pdserve.loadtest.report.report import Report
-from pdserve.loadtest.runner import Judge, run
+from pdserve.loadtest.runner import SeenEnough, run
 from pdserve.loadtest.search.answer import GoodputResult, describe_curve, find_rate
 from pdserve.loadtest.search.attainment import points_of
 from pdserve.loadtest.search.budget import Budget, cost_of
@@ -66,7 +66,7 @@ class Series:
             search.add(run_of(report))
             self._on_ended(report)
 
-    async def _run(self, rate_per_s: float, seed: int, judge: Judge | None) -> Report:
+    async def _run(self, rate_per_s: float, seed: int, judge: SeenEnough | None) -> Report:
         load = replace(self._config.load.at_rate(rate_per_s), seed=seed)
 
         def on_progress(progress: Progress) -> None:

@@ -50,5 +50,7 @@ def _read_models(url: str, body: bytes) -> list[ServedModel]:
     except (ValueError, TypeError, KeyError, AttributeError):
         raise TargetError(f"{url} did not answer with a list of models; is it an OpenAI-style server?") from None
     return [
-        ServedModel(printable(name), max_len if type(max_len) is int else None) for name, max_len in cards if isinstance(name, str)
+        ServedModel(printable(name), max_len if type(max_len) is int else None)
+        for name, max_len in cards
+        if isinstance(name, str)
     ]

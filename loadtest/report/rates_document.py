@@ -3,14 +3,13 @@
 import math
 
 from pdserve.loadtest.measures.bootstrap import Interval
-from pdserve.loadtest.measures.distribution import Distribution
 from pdserve.loadtest.measures.summary import pool
 from pdserve.loadtest.report.document import Document
 from pdserve.loadtest.report.facts import Fact, describe_load, describe_promises
 from pdserve.loadtest.report.rates_report import RatesReport, Units, run_of, valid_runs
 from pdserve.loadtest.report.report import Report
-from pdserve.loadtest.report.tables import MISSING, Table
-from pdserve.loadtest.report.units import format_count, format_rate, format_seconds, format_share
+from pdserve.loadtest.report.tables import Table, median_and_p99
+from pdserve.loadtest.report.units import format_count, format_rate, format_rates, format_seconds, format_share
 from pdserve.loadtest.search.answer import CurvePoint, GoodputRate, GoodputResult
 from pdserve.loadtest.search.goodput import GoodputSearch
 
@@ -58,8 +57,8 @@ def tabulate_sweep(report: RatesReport) -> Table:
                 f"{point.rate_per_s:g}",
                 format_share(point.attainment),
                 _shares(point.interval),
-                *(_percentiles(ttft)),
-                *(_percentiles(tpot)),
+                *median_and_p99(ttft),
+                *median_and_p99(tpot),
                 format_rate(summary.goodput_per_s),
                 f"{summary.output_tokens_per_s:.4g}",
             )
@@ -81,7 +80,7 @@ def describe_answer(rate: GoodputRate, units: Units) -> str:
     """The answer for one share, in a sentence."""
     if rate.rate_per_s is None:
         return f"{_percent(rate.share)}: {rate.reason}"
-    highest = f"{format_rate(rate.rate_per_s)} requests/s ({_rates(rate.interval)})"
+    highest = f"{format_rate(rate.rate_per_s)} requests/s (95 %: {format_rates(rate.interval.low, rate.interval.high)})"
     text = f"{_percent(rate.share)} keep every promise up to {highest}"
     for name, count in units.named():
         text += f", {format_rate(rate.rate_per_s / count)} a {name}"
@@ -124,18 +123,8 @@ def _row(point: CurvePoint) -> tuple[str, ...]:
     )
 
 
-def _percentiles(values: Distribution | None) -> tuple[str, str]:
-    return (MISSING, MISSING) if values is None else (format_seconds(values.p50), format_seconds(values.p99))
-
-
 def _shares(interval: Interval) -> str:
     return f"{100 * interval.low:.1f}-{100 * interval.high:.1f}"
-
-
-def _rates(interval: Interval) -> str:
-    low = "no lower bound" if interval.low == 0 else format_rate(interval.low)
-    high = "no upper bound" if math.isinf(interval.high) else format_rate(interval.high)
-    return f"95 %: {low} to {high}"
 
 
 def _percent(share: float) -> str:

@@ -97,8 +97,8 @@ def tabulate_windows(summary: Summary) -> Table:
                 format_count(num_requests),
                 format_count(num_complete),
                 format_share(num_kept / num_requests) if num_requests else MISSING,
-                *_middle_and_end(latencies["ttft"]),
-                *_middle_and_end(latencies["tpot"]),
+                *median_and_p99(latencies["ttft"]),
+                *median_and_p99(latencies["tpot"]),
             )
             for name, num_requests, num_complete, num_kept, latencies in windows
         ),
@@ -162,7 +162,7 @@ def _describe(values: Distribution) -> tuple[str, ...]:
     return tuple(format_seconds(cell) for cell in cells)
 
 
-def _middle_and_end(values: Distribution | None) -> tuple[str, str]:
+def median_and_p99(values: Distribution | None) -> tuple[str, str]:
     return (MISSING, MISSING) if values is None else (format_seconds(values.p50), format_seconds(values.p99))
 
 

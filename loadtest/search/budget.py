@@ -20,7 +20,7 @@ class Budget:
 
     ramp        requests before and after the steady window, each as a share of it (Load.ramp)
     overhead_s  of a run beside its requests: preparing, draining
-    switch_s    to stop one server and start another
+    switch_s    to stop one server and start another, which every run of several servers takes
     """
 
     ramp: float = 0.1
@@ -46,17 +46,14 @@ def cost_of(ask: Ask, budget: Budget) -> float:
     return ask.num_requests * (1 + 2 * budget.ramp) / ask.rate_per_s + budget.overhead_s
 
 
-def rank(searches: dict[str, GoodputSearch], left_s: float, budget: Budget, running: str | None = None) -> list[Choice]:
-    """The next run of each server that has one and fits in the time left, the most worth measuring first.
-
-    running   the server that is up, to which no switch is needed
-    """
+def rank(searches: dict[str, GoodputSearch], left_s: float, budget: Budget) -> list[Choice]:
+    """The next run of each server that has one and fits in the time left, the most worth measuring first."""
     ranked = []
     for name, search in searches.items():
         ask = search.next()
         if ask is None:
             continue
-        cost_s = cost_of(ask, budget) + (0.0 if name == running else budget.switch_s)
+        cost_s = cost_of(ask, budget) + budget.switch_s
         if cost_s <= left_s:
             is_behind = any(_is_behind(search, other, ask.share) for other in searches.values())
             ranked.append((is_behind, -_num_open(search, ask.share) / cost_s, Choice(name, ask, cost_s, is_behind)))

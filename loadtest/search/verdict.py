@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pdserve.loadtest.measures.bootstrap import CONFIDENCE, Interval, interval_of
-from pdserve.loadtest.search.attainment import Point, cross, points_of, resample_crossings, resample_shares
+from pdserve.loadtest.search.attainment import Point, cross, points_of, resample_crossings
 from pdserve.loadtest.search.runs import Run
 
 # The name of the verdict on all promises at once.
@@ -49,26 +49,13 @@ class PromiseVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPoint:
-    """Both servers at a rate that both were measured at; difference is a's attainment less b's."""
-
-    promise: str
-    rate_per_s: float
-    attainment_a: float
-    attainment_b: float
-    difference: Interval
-    winner: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
-    """promises has EVERY first; shared is by promise, then by rate."""
+    """promises has EVERY first."""
 
     name_a: str
     name_b: str
     share: float
     promises: tuple[PromiseVerdict, ...]
-    shared: tuple[SharedPoint, ...]
 
     @property
     def winner(self) -> str | None:
@@ -76,46 +63,19 @@ class Verdict:
         return self.promises[0].winner
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """The server with the highest rate, and how it compares with each other one."""
-
-    best: str
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether the best is shown to be better than every other."""
-        return all(verdict.winner == self.best for verdict in self.verdicts)
-
-
 def compare_servers(
     a: Side, b: Side, promises: Sequence[str], share: float = 0.9, confidence: float = CONFIDENCE
 ) -> Verdict:
     """The verdict on two servers; promises are the names of those that were judged by."""
     points_a, points_b = points_of(a.runs), points_of(b.runs)
-    verdicts, shared = [], []
-    for name in (None, *promises):
-        verdicts.append(_compare_rates(a.name, b.name, points_a, points_b, name, share, confidence))
-        shared += _compare_shared(a.name, b.name, points_a, points_b, name, confidence)
-    return Verdict(a.name, b.name, share, tuple(verdicts), tuple(shared))
+    names = (None, *promises)
+    verdicts = (_compare_rates(a.name, b.name, points_a, points_b, name, share, confidence) for name in names)
+    return Verdict(a.name, b.name, share, tuple(verdicts))
 
 
 def highest_rate(side: Side, share: float) -> float:
     """The highest rate at which a share keeps every promise, 0 where even the lowest one tried was too high."""
     return cross(points_of(side.runs), share).rate
-
-
-def rank_servers(sides: Sequence[Side], promises: Sequence[str], share: float = 0.9) -> Ranking:
-    """The verdicts on the best of at least two servers against each other one.
-
-    With more than two the intervals are widened so that all of them hold at once (Bonferroni).
-    """
-    rates = [highest_rate(side, share) for side in sides]
-    best = sides[int(np.argmax(rates))]
-    others = [side for side in sides if side is not best]
-    confidence = 1 - (1 - CONFIDENCE) / len(others)
-    return Ranking(best.name, tuple(compare_servers(best, other, promises, share, confidence) for other in others))
 
 
 def _compare_rates(
@@ -153,32 +113,3 @@ def _ratios(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         ratios: np.ndarray = numerators / denominators
     return ratios
-
-
-def _compare_shared(
-    name_a: str,
-    name_b: str,
-    points_a: Sequence[Point],
-    points_b: Sequence[Point],
-    promise: str | None,
-    confidence: float,
-) -> list[SharedPoint]:
-    shared = []
-    by_rate = {point.rate_per_s: point for point in points_b}
-    for a in points_a:
-        b = by_rate.get(a.rate_per_s)
-        if b is None:
-            continue
-        difference = resample_shares([a], promise)[:, 0] - resample_shares([b], promise)[:, 0]
-        interval = interval_of(difference, confidence)
-        shared.append(
-            SharedPoint(
-                promise=EVERY if promise is None else promise,
-                rate_per_s=a.rate_per_s,
-                attainment_a=a.attainment(promise),
-                attainment_b=b.attainment(promise),
-                difference=interval,
-                winner=name_a if interval.low > 0 else name_b if interval.high < 0 else None,
-            )
-        )
-    return shared

@@ -35,8 +35,8 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The columns of a kind of file. read_time gives seconds from any start."""
+class Columns:
+    """What the columns of a kind of file are called. read_time gives seconds from any start."""
 
     input_tokens: str
     output_tokens: str
@@ -51,24 +51,24 @@ class Layout:
 
 def read_trace(path: str) -> Trace:
     """Everything in a file, ordered by time where it has times. Raises OptionError."""
-    layout: Layout | None = None
+    columns: Columns | None = None
     requests: list[TraceRequest] = []
     for number, row in _read_rows(path):
-        if layout is None:
-            layout = _recognise(path, row)
+        if columns is None:
+            columns = _recognise(path, row)
         if len(requests) == MAX_REQUESTS:
             raise OptionError(f"--trace {path}: has more than {MAX_REQUESTS} requests")
-        requests.append(_read_request(f"--trace {path}, line {number}", layout, row))
-    if layout is None:
+        requests.append(_read_request(f"--trace {path}, line {number}", columns, row))
+    if columns is None:
         raise OptionError(f"--trace {path}: has no requests")
-    if layout.time is not None:
+    if columns.time is not None:
         requests.sort(key=lambda request: request.at_s)
     return Trace(
         Path(path).name,
         tuple(requests),
-        has_times=layout.time is not None,
+        has_times=columns.time is not None,
         block_tokens=BLOCK_TOKENS,
-        quantum_s=find_quantum([request.at_s for request in requests]) if layout.time is not None else 0.0,
+        quantum_s=find_quantum([request.at_s for request in requests]) if columns.time is not None else 0.0,
     )
 
 
@@ -133,30 +133,30 @@ def _read_csv(path: str, number: int, line: str) -> list[str]:
     return [field.strip() for field in fields]
 
 
-def _recognise(path: str, row: Row) -> Layout:
-    for layout in LAYOUTS:
-        if all(name in row for name in layout.needed):
-            return layout
-    known = "; ".join(", ".join(layout.needed) for layout in LAYOUTS)
+def _recognise(path: str, row: Row) -> Columns:
+    for columns in KNOWN_COLUMNS:
+        if all(name in row for name in columns.needed):
+            return columns
+    known = "; ".join(", ".join(columns.needed) for columns in KNOWN_COLUMNS)
     found = ", ".join(_shown(name) for name in list(row)[:8]) or "none"
     raise OptionError(f"--trace {path}: its columns are {found}; needed are those of one line of: {known}")
 
 
-def _read_request(where: str, layout: Layout, row: Row) -> TraceRequest:
-    for name in layout.needed:
+def _read_request(where: str, columns: Columns, row: Row) -> TraceRequest:
+    for name in columns.needed:
         if name not in row:
             raise OptionError(f"{where}: has no column {name}")
-    input_tokens = _read_tokens(where, layout.input_tokens, row)
+    input_tokens = _read_tokens(where, columns.input_tokens, row)
     at_s = 0.0
-    if layout.time is not None and layout.read_time is not None:
+    if columns.time is not None and columns.read_time is not None:
         try:
-            at_s = layout.read_time(row[layout.time])
+            at_s = columns.read_time(row[columns.time])
         except (ValueError, TypeError, OverflowError):
-            raise OptionError(f"{where}, column {layout.time}: {_shown(row[layout.time])} is no time") from None
+            raise OptionError(f"{where}, column {columns.time}: {_shown(row[columns.time])} is no time") from None
     block_ids: tuple[int, ...] = ()
-    if layout.block_ids is not None and layout.block_ids in row:
-        block_ids = _read_block_ids(f"{where}, column {layout.block_ids}", row[layout.block_ids], input_tokens)
-    return TraceRequest(input_tokens, _read_tokens(where, layout.output_tokens, row), at_s, block_ids)
+    if columns.block_ids is not None and columns.block_ids in row:
+        block_ids = _read_block_ids(f"{where}, column {columns.block_ids}", row[columns.block_ids], input_tokens)
+    return TraceRequest(input_tokens, _read_tokens(where, columns.output_tokens, row), at_s, block_ids)
 
 
 def _read_tokens(where: str, name: str, row: Row) -> int:
@@ -198,8 +198,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-LAYOUTS = (
-    Layout("ContextTokens", "GeneratedTokens", time="TIMESTAMP", read_time=_time_of_day),
-    Layout("input_length", "output_length", time="timestamp", read_time=_milliseconds, block_ids="hash_ids"),
-    Layout("num_prefill_tokens", "num_decode_tokens"),
+KNOWN_COLUMNS = (
+    Columns("ContextTokens", "GeneratedTokens", time="TIMESTAMP", read_time=_time_of_day),
+    Columns("input_length", "output_length", time="timestamp", read_time=_milliseconds, block_ids="hash_ids"),
+    Columns("num_prefill_tokens", "num_decode_tokens"),
 )
