@@ -70,11 +70,11 @@ async def run(
     started_at = datetime.now(UTC)
     await _preflight(endpoint, preflight, target, model.name)
     job = prepare_job(endpoint, target, model.name, schedule, f"bench-{load.seed}")
-    reading = _Reading(schedule, on_progress, judge)
+    exchanges = _Exchanges(schedule, on_progress, judge)
     gauges = GaugeSampler(target)
     async with _watched(gauges):
-        start, lags_s = await drive_fleet(job, config.num_processes, reading.note_sent, reading.take, launch)
-    records = reading.finish(start)
+        start, lags_s = await drive_fleet(job, config.num_processes, exchanges.note_sent, exchanges.take, launch)
+    records = exchanges.finish(start)
     if len(records) < len(schedule):
         records = comparable(records, load.num_warm_up)
     return Report(
@@ -128,7 +128,7 @@ async def _watched(gauges: GaugeSampler) -> AsyncIterator[None]:
         await asyncio.wait((watching,))
 
 
-class _Reading:
+class _Exchanges:
     """The exchanges of a run on their way to records.
 
     Without a judge nothing is parsed before the run is over: parsing takes time from whoever shares the core.

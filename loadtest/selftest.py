@@ -64,7 +64,7 @@ async def measure(size: Size, num_processes: int = 1, launch: Launch = worker_pr
     with _cores_apart() as mock_cpus:
         async with _mock_process(Behaviour(first_token_s=gap_s, gap_s=gap_s), mock_cpus) as url:
             target = Target(url, timeout_s=_TIMEOUT_S)
-            return await compare(target, load, size.num_streams, num_processes, launch)
+            return await compare_times(target, load, size.num_streams, num_processes, launch)
 
 
 async def measure_all(num_processes: int, on_measured: Callable[[HarnessError], None]) -> tuple[HarnessError, ...]:
@@ -96,7 +96,9 @@ async def _is_driven(num_streams: int, num_processes: int, on_measured: Callable
     return error.lag_is_valid and not error.num_failed
 
 
-async def compare(target: Target, load: Load, num_streams: int, num_processes: int, launch: Launch) -> HarnessError:
+async def compare_times(
+    target: Target, load: Load, num_streams: int, num_processes: int, launch: Launch
+) -> HarnessError:
     """The errors of driving a mock that runs on this machine."""
     schedule = plan_requests(load, target.api)
     job = prepare_job(await find_endpoint(target), target, "mock", schedule, "selftest")

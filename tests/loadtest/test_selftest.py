@@ -8,7 +8,7 @@ from pdserve.loadtest.measures.distribution import describe
 from pdserve.loadtest.measures.harness import HarnessError
 from pdserve.loadtest.mock.behaviour import Behaviour, Fault
 from pdserve.loadtest.mock.server import MockServer
-from pdserve.loadtest.selftest import Size, compare, measure
+from pdserve.loadtest.selftest import Size, compare_times, measure
 from tests.loadtest.samples import make_load, worker_in_process
 
 
@@ -47,7 +47,7 @@ def test_each_fault_of_a_harness_is_named(error, fault):
 
 async def test_errors_are_differences_between_the_clients_times_and_the_servers():
     async with MockServer([Behaviour(first_token_s=0.01, gap_s=0.002)]) as server:
-        error = await compare(Target(server.url), make_load(), 4, 1, worker_in_process)
+        error = await compare_times(Target(server.url), make_load(), 4, 1, worker_in_process)
     arrivals = [received.arrived_at for received in server.received]
     assert error.num_failed == 0
     assert (error.stamps.count, error.sends.count, error.lags.count) == (16, 4, 4)
@@ -59,7 +59,7 @@ async def test_errors_are_differences_between_the_clients_times_and_the_servers(
 
 async def test_a_request_that_fails_is_counted_and_not_measured():
     async with MockServer([Behaviour(), Behaviour(fault=Fault.SHORT)]) as server:
-        error = await compare(Target(server.url), make_load(), 4, 1, worker_in_process)
+        error = await compare_times(Target(server.url), make_load(), 4, 1, worker_in_process)
     assert error.num_failed == 2
     assert (error.stamps.count, error.sends.count) == (8, 2)
 
