@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from pdserve.loadtest.ablation.readings import Contrast, Reading, Seen, too_many_failures
-from pdserve.loadtest.ablation.techniques import Technique
+from pdserve.loadtest.ablation.techniques import Technique, limit_scale
 from pdserve.loadtest.client.target import Target
 from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.deployment.server import Server, free_url, running
@@ -91,10 +91,14 @@ class Ablation:
         self._began, self._started_at = time.monotonic(), datetime.now(UTC)
         if self._tests_itself:
             self._harness = await measure(QUICK)
+        slowness = 1.0
         for index, technique in enumerate(config.techniques):
             share_s = self._left_s() / (len(config.techniques) - index)
-            self._found[technique.name].scale = share_s / WHOLE_PAIR_S
+            found = self._found[technique.name]
+            found.scale = limit_scale(share_s / (WHOLE_PAIR_S * slowness))
             await self._try(technique, 0)
+            # On a slower machine, or a busy one, the others get fewer requests.
+            slowness = max(slowness, found.pair_s / (WHOLE_PAIR_S * found.scale))
         for round_ in range(1, config.max_rounds):
             for technique in config.techniques:
                 found = self._found[technique.name]

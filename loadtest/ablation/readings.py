@@ -150,9 +150,18 @@ def _mean_while_busy(records: Sequence[Record], weigh: Callable[[Record], np.nda
 def first_token_s(
     seen: Seen, share: float = 50, is_asked: Callable[[Record], bool] = lambda record: True
 ) -> float | None:
-    """A percentile of the time to first token from the actual send; with few in flight, the others are not sent yet."""
+    """A percentile of the time to first token, of requests that were sent while the server was busy.
+
+    It counts from the actual send: with few in flight, the others are not sent yet. The first ones come all at once
+    and to an empty cache, which is another question.
+    """
+    span = busy_span(seen.records)
+    if span is None:
+        return None
     values = [
-        record.service_ttft_s for record in seen.records if record.service_ttft_s is not None and is_asked(record)
+        record.service_ttft_s
+        for record in seen.records
+        if record.service_ttft_s is not None and record.sent_s >= span[0] and is_asked(record)
     ]
     return percentile(values, share) if values else None
 

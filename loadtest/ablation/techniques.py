@@ -57,9 +57,13 @@ class Technique:
     environ: dict[str, str] = field(default_factory=dict)
 
     def load_of(self, seed: int, scale: float) -> Load:
-        """The load of one pair of runs. scale: of the requests, at least LEAST_SCALE and at most 1."""
-        scale = min(1.0, max(LEAST_SCALE, scale))
+        """The load of one pair of runs. scale: of the requests, as limit_scale leaves it."""
         return replace(self.load, seed=seed, num_requests=round(scale * self.load.num_requests))
+
+
+def limit_scale(scale: float) -> float:
+    """At most all of the requests, and never too few to show anything."""
+    return min(1.0, max(LEAST_SCALE, scale))
 
 
 @dataclass(frozen=True, slots=True)

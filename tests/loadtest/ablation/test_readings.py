@@ -71,12 +71,19 @@ def test_first_tokens_count_from_the_actual_send():
 
 def test_first_tokens_of_short_and_of_long_prompts_are_told_apart():
     records = [
-        make_record(i, planned_input_tokens=16 if i < 10 else 1024, sent_s=0.0, token_times_s=(i + 1.0, 50.0))
+        make_record(i, planned_input_tokens=16 if i < 10 else 1024, sent_s=20.0, token_times_s=(21.0 + i, 60.0 + i))
         for i in range(20)
     ]
-    assert SHORT_FIRST_TOKEN.read(Seen(records)) == 9.0
-    assert LONG_FIRST_TOKEN.read(Seen(records)) == 15.0
-    assert LONG_FIRST_TOKEN.read(Seen(records[:10])) is None
+    steady = make_record(20, sent_s=0.0, token_times_s=tuple(float(i) for i in range(90)))
+    assert SHORT_FIRST_TOKEN.read(Seen([steady, *records[:10]])) == 9.0
+    assert LONG_FIRST_TOKEN.read(Seen([steady, *records])) == 15.0
+    assert LONG_FIRST_TOKEN.read(Seen([steady, *records[:10]])) is None
+
+
+def test_first_tokens_of_requests_sent_before_the_server_was_busy_do_not_count():
+    early = [make_record(i, sent_s=0.0, token_times_s=(30.0,)) for i in range(10)]
+    later = make_record(10, sent_s=40.0, token_times_s=tuple(41.0 + i for i in range(60)))
+    assert FIRST_TOKEN.read(Seen([*early, later])) == 1.0
 
 
 def test_a_run_of_which_more_than_a_twentieth_failed_says_nothing():
