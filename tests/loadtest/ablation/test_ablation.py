@@ -69,10 +69,11 @@ async def test_a_report_is_written_as_json_with_what_others_report(tmp_path):
     assert content["techniques"][0]["gains"][GAP.title]["factor"] > 1
 
 
-async def test_a_budget_that_is_spent_still_measures_every_technique_once(tmp_path):
+async def test_a_budget_that_is_spent_still_measures_every_technique_once_with_fewer_requests(tmp_path):
     told: list[EndedHalf] = []
     await Ablation(make_config(tmp_path, num_rounds=5, budget_s=0.001), ignore, told.append).run()
     assert len(told) == 2
+    assert len(json.loads((tmp_path / "gaps-with-0.json").read_text())["requests"]) == 1
 
 
 async def test_a_technique_that_fails_is_told_and_the_others_are_measured(tmp_path):
