@@ -44,15 +44,18 @@ async def test_a_sweep_shows_each_rate_and_writes_all_of_its_runs(tmp_path, caps
     assert [point["num_kept"] for point in content["result"]["curve"]] == [5, 5]
 
 
-async def test_a_sweep_leaves_out_the_runs_whose_client_was_late(monkeypatch, capsys):
+async def test_a_sweep_leaves_out_the_runs_whose_client_was_late(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(validity, "MAX_LAG_S", -1.0)
     monkeypatch.setattr(validity, "MAX_LAG_SHARE_OF_TTFT", -1.0)
     async with MockServer() as server:
-        assert await bench(server, "sweep", "--rates", "2000", "--num-requests", "5") == 0
+        outputs = ("--html", str(tmp_path / "page.html"), "--json", str(tmp_path / "sweep.json"))
+        assert await bench(server, "sweep", "--rates", "2000", "--num-requests", "5", *outputs) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "INVALID: in 1 of 1 runs the client was late; they are left out." in told
     assert "rates tried: 1, in 1 runs" in told
     assert "nothing was measured that may be believed" in told
+    assert "they are left out." in (tmp_path / "page.html").read_text()
+    assert not read_runs(tmp_path / "sweep.json")[0].summary.validity.is_valid
 
 
 async def test_goodput_finds_a_bound_for_a_server_that_is_fast_enough_for_all(tmp_path, capsys):
