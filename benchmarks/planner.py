@@ -84,7 +84,9 @@ def run_steps(machine: PrefillScheduler | DecodeScheduler, plan: StepPlan) -> It
 
 def prefill_steps(num_queued: int, num_blocks: int, deadline_s: float | None = None) -> Iterator[float]:
     """A prompt that never ends in the time, and as many behind it as are said."""
-    machine = PrefillScheduler(ROUTER, BlockPool(num_blocks), BLOCK, Planner(Policy.SHORTEST, CHUNK, StepCost()), 1)
+    cost = StepCost()
+    planner = Planner(Policy.SHORTEST, CHUNK, cost)
+    machine = PrefillScheduler(ROUTER, BlockPool(num_blocks), BLOCK, planner, cost, 1)
     long = 300 * CHUNK
     actions = machine.handle(Received(ROUTER, Prefill(*work(0, long), priority=1)), 0.0)
     for number in range(1, num_queued + 1):

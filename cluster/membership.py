@@ -45,6 +45,8 @@ def disagreement(ours: Facts, theirs: Facts) -> Refused | None:
         or _not_accepted(theirs, ours)
         or _difference(ours, theirs, "kv_spec", "--block-size")
         or _difference(ours, theirs, "kv_fingerprint", "--model")
+        or _difference(ours, theirs, "batching", "--batching")
+        or _difference(ours, theirs, "prefix_cache", "--prefix-cache")
     )
 
 

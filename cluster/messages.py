@@ -63,6 +63,8 @@ class Facts:
 
     kv_fingerprint  32 bytes, what KV means (core.checkpoint.kv_fingerprint)
     compute         dtype in which this node computes; accept_compute: those it takes KV from
+    batching, prefix_cache
+                    those settings where router and nodes go by the same one, empty where a process has none
     """
 
     checkpoint: str
@@ -71,6 +73,8 @@ class Facts:
     kv_fingerprint: bytes
     compute: str
     accept_compute: tuple[str, ...]
+    batching: str = ""
+    prefix_cache: str = ""
 
 
 @dataclass(frozen=True, slots=True)

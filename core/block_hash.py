@@ -12,6 +12,7 @@ import struct
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from pdserve.core.ids import BlockHash, RequestId
 
@@ -28,9 +29,15 @@ def own_root(request: RequestId) -> BlockHash:
     return BlockHash(request)
 
 
-def root_of(prefix_cache: str) -> Callable[[RequestId], BlockHash]:
-    """By the setting prefix_cache: on or off."""
-    return {"on": common_root, "off": own_root}[prefix_cache]
+class PrefixCache(StrEnum):
+    """The setting prefix_cache: whether requests share names."""
+
+    ON = "on"
+    OFF = "off"
+
+
+def root_of(setting: PrefixCache) -> Callable[[RequestId], BlockHash]:
+    return common_root if setting is PrefixCache.ON else own_root
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:

@@ -7,7 +7,7 @@ A step's time is out at TPOT_SHARE of the promised time per output token; withou
 STRETCH times as long as the streams alone would. Owns the learned cost of steps. Called by DecodeScheduler.
 """
 
-from pdserve.engine.chunking import CHUNKS, WHOLE_PROMPTS, Chunking
+from pdserve.engine.chunking import CHUNKS, WHOLE_PROMPTS, ChunkedPrefill, Chunking
 from pdserve.engine.step_cost import StepCost, StepWork
 
 # TPOT is a mean over a stream: the rest is for steps that take longer than expected, and for the hand-off
@@ -60,6 +60,6 @@ class WholePromptBudget(ChunkBudget):
         return None
 
 
-def chunk_budget(chunked_prefill: str, max_step_tokens: int, cost: StepCost) -> ChunkBudget:
-    """By the setting chunked_prefill: on or off."""
-    return {"on": ChunkBudget, "off": WholePromptBudget}[chunked_prefill](max_step_tokens, cost)
+def chunk_budget(setting: ChunkedPrefill, max_step_tokens: int, cost: StepCost) -> ChunkBudget:
+    budget = ChunkBudget if setting is ChunkedPrefill.ON else WholePromptBudget
+    return budget(max_step_tokens, cost)

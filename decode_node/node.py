@@ -18,7 +18,7 @@ from pdserve.cluster.keys import read_keys
 from pdserve.cluster.messages import Capacity, Hello, PoolOffer, Role
 from pdserve.cluster.node_life import ROUTER, Ending, NodeLife
 from pdserve.core.batching import Batching
-from pdserve.core.block_hash import BlockHasher, root_of
+from pdserve.core.block_hash import BlockHasher, PrefixCache, root_of
 from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.ids import Epoch, NodeId
 from pdserve.core.turns import Policy
@@ -27,6 +27,7 @@ from pdserve.decode_node.preemption import Mode
 from pdserve.decode_node.scheduler import DecodeScheduler, Limits
 from pdserve.decode_node.swap import SwapIn, SwapOut, SwappedIn, SwappedOut
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.chunking import ChunkedPrefill
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.step import RunStep, StepDone, StepResult
 from pdserve.kvtransfer.copying import Judged, copy_and_verify, copy_out, read_speed, take_and_verify
@@ -158,11 +159,13 @@ class DecodeNode:
         self._host = HostPool.of(pool, config.preemption)
         self._peers = MappedPeers(pool, config.network.transport)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="copy")
+        root = root_of(PrefixCache(baseline.prefix_cache))
+        facts = replace(parts.facts, batching=baseline.batching, prefix_cache=baseline.prefix_cache)
         scheduler = DecodeScheduler(
             ROUTER,
             BlockPool(pool.num_blocks, pool.view.generations),
-            BlockHasher(parts.facts.kv_fingerprint, pool.spec.block_size, root=root_of(baseline.prefix_cache)),
-            chunk_budget(baseline.chunked_prefill, config.steps.max_step_tokens, parts.cost),
+            BlockHasher(parts.facts.kv_fingerprint, pool.spec.block_size, root=root),
+            chunk_budget(ChunkedPrefill(baseline.chunked_prefill), config.steps.max_step_tokens, parts.cost),
             Limits(
                 config.steps.max_running,
                 self._host.num_blocks,
@@ -173,7 +176,7 @@ class DecodeNode:
             pool.spec.payload_bytes,
             Policy(config.steps.prefill_policy),
         )
-        hello = Hello(NodeId(config.name), Role(config.role), parts.facts, capacity)
+        hello = Hello(NodeId(config.name), Role(config.role), facts, capacity)
         keys = read_keys(config.network.key_file)
         self._faults = Faults(config.trials, pool.view.block)
         endpoint = self._faults.make_endpoint

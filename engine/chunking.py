@@ -8,6 +8,7 @@ Used by Planner.
 """
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Protocol
 
 from pdserve.engine.sequence import Sequence
@@ -47,6 +48,12 @@ class WholePrompts:
 CHUNKS, WHOLE_PROMPTS = Chunks(), WholePrompts()
 
 
-def chunking(chunked_prefill: str) -> Chunking:
-    """By the setting chunked_prefill: on or off."""
-    return CHUNKS if chunked_prefill == "on" else WHOLE_PROMPTS
+class ChunkedPrefill(StrEnum):
+    """The setting chunked_prefill."""
+
+    ON = "on"
+    OFF = "off"
+
+
+def chunking(setting: ChunkedPrefill) -> Chunking:
+    return CHUNKS if setting is ChunkedPrefill.ON else WHOLE_PROMPTS

@@ -20,11 +20,11 @@ def uncut(sequence: Sequence, num_tokens: int) -> int:
 
 
 class Planner:
-    """step_tokens: the budget of a step; cost: what steps take here, learned by the caller."""
+    """step_tokens: the budget of a step; cost: what steps take here, read only: its owner goes on teaching it."""
 
     def __init__(self, policy: Policy, step_tokens: int, cost: StepCost, chunking: Chunking = CHUNKS):
         self.step_tokens = step_tokens
-        self.cost = cost
+        self._cost = cost
         self._chunking = chunking
         self._turns = Turns(policy)
         self._sequences: dict[int, Sequence] = {}
@@ -98,6 +98,6 @@ class Planner:
         """
         if num_ended == 0:
             return True
-        least_s = self.cost.predict_s(beside)
-        longer_s = self.cost.predict_s(beside.plus_chunk(0, num_tokens)) - least_s
+        least_s = self._cost.predict_s(beside)
+        longer_s = self._cost.predict_s(beside.plus_chunk(0, num_tokens)) - least_s
         return num_ended * longer_s < (len(self._sequences) - num_ended) * least_s

@@ -10,7 +10,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.planner import Planner
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import Draw, StepPlan, StepResult
-from pdserve.engine.step_cost import StepWork
+from pdserve.engine.step_cost import StepCost, StepWork
 from pdserve.kvtransfer.offer import OfferBook
 from pdserve.prefill_node.prompt import Prompt, Prompts
 from pdserve.prefill_node.tail_chunk import cut_tail
@@ -26,13 +26,14 @@ class Computed:
 
 
 class Batch:
-    """planner: with the budget of a step, and what steps take here, which goes on learning."""
+    """planner: with the budget of a step. cost: what steps take here, which each teaches."""
 
-    def __init__(self, prompts: Prompts, pool: BlockPool, offers: OfferBook, planner: Planner):
+    def __init__(self, prompts: Prompts, pool: BlockPool, offers: OfferBook, planner: Planner, cost: StepCost):
         self._prompts = prompts
         self._pool = pool
         self._offers = offers
         self._planner = planner
+        self._cost = cost
         self._step: StepPlan | None = None
         self._step_at = 0.0
         self._num_steps = 0
@@ -49,7 +50,7 @@ class Batch:
     def token_s(self) -> float:
         """Seconds that each token of a prompt is expected to take."""
         most = self._planner.step_tokens
-        return self._planner.cost.predict_s(StepWork().plus_chunk(0, most)) / most
+        return self._cost.predict_s(StepWork().plus_chunk(0, most)) / most
 
     def join(self, prompt: Prompt) -> None:
         self._planner.add(prompt.sequence)
@@ -77,7 +78,7 @@ class Batch:
 
     def _cut_tail(self, sequence: Sequence, num_tokens: int) -> int:
         offer = self._offers.find(sequence.request, sequence.attempt)
-        return num_tokens if offer is None else cut_tail(sequence, num_tokens, offer.link_token_s, self._planner.cost)
+        return num_tokens if offer is None else cut_tail(sequence, num_tokens, offer.link_token_s, self._cost)
 
     def take(self, result: StepResult, now: float) -> list[Computed]:
         """The step is over: what it has computed. Cancelled prompts are only let go of."""
@@ -85,7 +86,7 @@ class Batch:
         assert plan is not None, "a result although no step is running"
         assert plan.step == result.step, "a result of another step"
         self._step = None
-        self._planner.cost.learn(StepWork.of(plan.rows), result.forward_s)
+        self._cost.learn(StepWork.of(plan.rows), result.forward_s)
         names = {seal.block_id: seal.block_hash for seal in plan.seals}
         taken = []
         for row in plan.rows:

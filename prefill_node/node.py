@@ -15,7 +15,7 @@ from pdserve.cluster.node_life import ROUTER, Ending, NodeLife
 from pdserve.core.ids import Epoch, NodeId
 from pdserve.core.turns import Policy
 from pdserve.engine.block_pool import BlockPool
-from pdserve.engine.chunking import chunking
+from pdserve.engine.chunking import ChunkedPrefill, chunking
 from pdserve.engine.planner import Planner
 from pdserve.engine.step import RunStep, StepDone, StepResult
 from pdserve.kvtransfer.copying import CheckBlocks, check_own
@@ -35,13 +35,14 @@ async def serve(config: PrefillConfig, parts: NodeParts, ending: Ending) -> None
         Policy(config.steps.prefill_policy),
         config.steps.max_step_tokens,
         parts.cost,
-        chunking(config.baseline.chunked_prefill),
+        chunking(ChunkedPrefill(config.baseline.chunked_prefill)),
     )
     scheduler = PrefillScheduler(
         ROUTER,
         BlockPool(parts.pool.num_blocks, parts.pool.view.generations),
         parts.pool.spec.block_size,
         planner,
+        parts.cost,
         parts.pool.spec.payload_bytes,
     )
     hello = Hello(NodeId(config.name), Role.PREFILL, parts.facts, parts.capacity)

@@ -39,6 +39,7 @@ from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.planner import Planner
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import Draw, RunStep, StepDone
+from pdserve.engine.step_cost import StepCost
 from pdserve.kvtransfer.copying import BlocksChecked, CheckBlocks
 from pdserve.kvtransfer.drawn import drawn_after
 from pdserve.kvtransfer.offer import OfferBook, SendBlocks
@@ -55,10 +56,12 @@ Event = Joined | Leave | Received[Message] | LinkUp | LinkLost | StepDone | Bloc
 class PrefillScheduler:
     """router: where FirstToken and Failed go. planner: who computes next, and how much of it one step does.
 
-    block_bytes: of a block on its way to another host
+    cost: what steps take here, which goes on learning; block_bytes: of a block on its way to another host
     """
 
-    def __init__(self, router: NodeId, pool: BlockPool, block_size: int, planner: Planner, block_bytes: int):
+    def __init__(
+        self, router: NodeId, pool: BlockPool, block_size: int, planner: Planner, cost: StepCost, block_bytes: int
+    ):
         self.pool = pool
         self.offers = OfferBook(block_bytes)
         self.ended = EndedAttempts()
@@ -68,7 +71,7 @@ class PrefillScheduler:
         self._block_size = block_size
         self._prompts = Prompts()
         self._reservations = Reservations(pool, self._prompts)
-        self._batch = Batch(self._prompts, pool, self.offers, planner)
+        self._batch = Batch(self._prompts, pool, self.offers, planner, cost)
         self._next_key = 0
         self._is_leaving = False
         self._from_router: dict[type, Callable[..., Iterable[Action]]] = {

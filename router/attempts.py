@@ -63,8 +63,9 @@ class Attempts:
         """Tokens by decode node of the requests that are not known to have blocks there."""
         coming: dict[NodeId, int] = {}
         for record in self._placed.values():
-            if record.decode_node is not None and record.stage in (Stage.PREFILL, Stage.HANDOFF):
-                coming[record.decode_node] = coming.get(record.decode_node, 0) + record.num_tokens
+            name = record.decode_node
+            if name is not None and name in self._nodes and record.stage in (Stage.PREFILL, Stage.HANDOFF):
+                coming[name] = coming.get(name, 0) + self._nodes[name].tokens_to_begin(record)
         return coming
 
     # ---- the queue -------------------------------------------------------------------------------

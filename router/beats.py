@@ -75,7 +75,8 @@ class Beats:
                 continue
             actions += self._attempts.move(record, place, now)
             if place.decode is not None:
-                coming[place.decode.node] = coming.get(place.decode.node, 0) + record.num_tokens
+                needed = place.decode.tokens_to_begin(record)
+                coming[place.decode.node] = coming.get(place.decode.node, 0) + needed
         return actions
 
     # ---- Held ------------------------------------------------------------------------------------

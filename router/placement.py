@@ -80,6 +80,10 @@ class Node:
         """Tokens that it gives the request blocks for at once, whatever that needs."""
         return len(record.live) * self.capacity.least_tokens
 
+    def tokens_to_begin(self, record: Record) -> int:
+        """Tokens that the request needs blocks for here before it can go on, beside one block to write to."""
+        return max(record.num_tokens, self.least_tokens(record))
+
     def most_tokens(self, record: Record) -> int:
         """Tokens that the request will have had blocks for at its end."""
         return max(record.total_tokens, self.least_tokens(record))
@@ -195,7 +199,7 @@ class Savings:
     def _net(self, node: Node, saved_s: float) -> float:
         if node.role is Role.PREFILL:
             return saved_s
-        if node.gauges is None or node.num_spare_tokens < max(self._record.num_tokens, node.least_tokens(self._record)):
+        if node.gauges is None or node.num_spare_tokens < node.tokens_to_begin(self._record):
             return 0.0
         crowding_s = (len(node.streams) - self._fewest) * SHARED_STEPS * node.gauges.token_s
         return max(0.0, saved_s - crowding_s)

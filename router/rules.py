@@ -45,10 +45,14 @@ class Rules:
         return rules.under(batching)
 
     def under(self, batching: Batching) -> "Rules":
-        """Where a batch runs to its end, the next one gathers on the node, and is not late however long that takes."""
+        """Where a batch runs to its end, the next one gathers on the node, and is not late however long that takes.
+
+        Nor does a decode node compute prompts for others: they would wait there for its batch, and the first token of
+        a split cluster would be worse than its prefill nodes make it.
+        """
         if batching is Batching.CONTINUOUS:
             return self
-        return replace(self, limits=Limits(math.inf, math.inf), handoff_deadline_s=math.inf)
+        return replace(self, limits=Limits(math.inf, math.inf), handoff_deadline_s=math.inf, cooperative=False)
 
     @property
     def is_fcfs(self) -> bool:

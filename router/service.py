@@ -19,7 +19,7 @@ from pdserve.cluster.keys import ClusterKeys
 from pdserve.cluster.membership import Admitted, Doorway, Liveness, disagreement
 from pdserve.cluster.messages import Facts, Held, Hello, Refused, Role, Send, Welcome, WrongEpoch
 from pdserve.core.batching import Batching
-from pdserve.core.block_hash import BlockHasher, root_of
+from pdserve.core.block_hash import BlockHasher, PrefixCache, root_of
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.logprobs import Logprobs
 from pdserve.core.sampling import SamplingParams
@@ -126,9 +126,9 @@ class RouterService:
         self._control = control
         self._admission = admission
         self._slo = slo
-        self._facts = facts
+        self._facts = replace(facts, batching=baseline.batching, prefix_cache=baseline.prefix_cache)
         self._max_model_len = max_model_len
-        self._root = root_of(baseline.prefix_cache)
+        self._root = root_of(PrefixCache(baseline.prefix_cache))
         self._dispatcher = Dispatcher(Rules.of(admission, slo, Batching(baseline.batching)))
         self._streams: dict[RequestId, TokenStream] = {}
         self._liveness = Liveness(control.heartbeat_s, control.node_lost_s)

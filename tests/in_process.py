@@ -22,7 +22,7 @@ from pdserve.cluster.membership import LATE_S
 from pdserve.cluster.memory import MemoryHub
 from pdserve.cluster.messages import Capacity, Link, Message, Peers, Role, Send
 from pdserve.core.batching import Batching
-from pdserve.core.block_hash import BlockHasher, root_of
+from pdserve.core.block_hash import BlockHasher, PrefixCache, root_of
 from pdserve.core.cache_delta import BEGINNING
 from pdserve.core.ids import Epoch, NodeId, RequestId, new_request_id
 from pdserve.core.kv_spec import KVSpec
@@ -35,7 +35,7 @@ from pdserve.decode_node.scheduler import DecodeScheduler, Limits
 from pdserve.decode_node.swap import SwapIn, SwapOut, SwappedIn, SwappedOut
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.checksum import block_checksum
-from pdserve.engine.chunking import chunking
+from pdserve.engine.chunking import ChunkedPrefill, chunking
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.planner import Planner
 from pdserve.engine.step import Draw, Row, RunStep, StepDone, StepPlan, StepResult
@@ -235,7 +235,7 @@ class InProcessCluster:
         self.waited_s = 0.0
         self.hub = hub or MemoryHub(latency_s=0.0001)
         self.timing = timing or Timing()
-        self.hasher = BlockHasher(b"f" * 32, spec.block_size, root=root_of(baseline.prefix_cache))
+        self.hasher = BlockHasher(b"f" * 32, spec.block_size, root=root_of(PrefixCache(baseline.prefix_cache)))
         self.spec = spec
         rules = Rules(
             max_attempts=max_attempts,
@@ -260,7 +260,7 @@ class InProcessCluster:
         self._capacity = Capacity(
             num_blocks, spec.block_size, max_model_len, max_running, spec.token_bytes, least_tokens
         )
-        self._chunked_prefill = baseline.chunked_prefill
+        self._chunked_prefill = ChunkedPrefill(baseline.chunked_prefill)
         self._num_starts = itertools.count(1)
         role = Role.DECODE if num_prefill else Role.BOTH
         limits = Limits(max_running, num_swap_blocks, mode, batching, least_tokens)
@@ -398,12 +398,14 @@ class InProcessCluster:
         kv_pool = KVPool(self.spec, num_blocks, bytearray(buffer_bytes(self.spec, num_blocks)))
         blocks = BlockPool(num_blocks, kv_pool.view.generations)
         machine: PrefillScheduler | DecodeScheduler
+        cost = StepCost()
         if role is Role.PREFILL:
             machine = PrefillScheduler(
                 ROUTER,
                 blocks,
                 self.spec.block_size,
-                Planner(policy, max_step_tokens, StepCost(), chunking(self._chunked_prefill)),
+                Planner(policy, max_step_tokens, cost, chunking(self._chunked_prefill)),
+                cost,
                 self.spec.payload_bytes,
             )
         else:
@@ -411,7 +413,7 @@ class InProcessCluster:
                 ROUTER,
                 blocks,
                 self.hasher,
-                chunk_budget(self._chunked_prefill, max_step_tokens, StepCost()),
+                chunk_budget(self._chunked_prefill, max_step_tokens, cost),
                 limits,
                 self.spec.payload_bytes,
                 policy,

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from pdserve.cluster.codec import Envelope
 from pdserve.cluster.endpoint import LinkId
 from pdserve.cluster.membership import Acquaintance, Dialled, Doorway, Liveness, disagreement
@@ -62,6 +64,13 @@ def test_the_first_fact_that_differs_is_named():
     refused = disagreement(FACTS, replace(FACTS, kv_spec="other", kv_fingerprint=b"other"))
     assert refused is not None
     assert refused.field == "kv_spec"
+
+
+@pytest.mark.parametrize(("field", "value"), [("batching", "static"), ("prefix_cache", "off")])
+def test_who_goes_by_another_setting_is_refused_by_its_name(field: str, value: str):
+    ours = replace(FACTS, batching="continuous", prefix_cache="on")
+    assert disagreement(ours, replace(ours, **{field: value})).field == field
+    assert disagreement(ours, FACTS) is None
 
 
 def test_a_fact_that_one_side_does_not_hold_separates_nobody():

@@ -30,7 +30,8 @@ class Node:
 
     def __init__(self, num_blocks: int = 8192, policy: Policy = Policy.SHORTEST, chunking: Chunking = CHUNKS):
         pool = BlockPool(num_blocks)
-        self.machine = PrefillScheduler(ROUTER, pool, BLOCK, Planner(policy, CHUNK, StepCost(), chunking), 1)
+        cost = StepCost()
+        self.machine = PrefillScheduler(ROUTER, pool, BLOCK, Planner(policy, CHUNK, cost, chunking), cost, 1)
         self.now = 0.0
         self.plan: StepPlan | None = None
         self.steps: list[dict[int, int]] = []

@@ -28,6 +28,7 @@ from pdserve.cluster.messages import (
     TokenRun,
     Tokens,
 )
+from pdserve.core.batching import Batching
 from pdserve.core.block_hash import BlockHasher, unpack_token_ids
 from pdserve.core.cache_delta import BEGINNING, CacheDelta, CachePosition
 from pdserve.core.chunk import Chunk
@@ -47,8 +48,10 @@ GAUGES = Gauges(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
 WITH_ROOM = replace(GAUGES, num_free=100)
 
 
-def join(dispatcher: Dispatcher, name: str, role: Role, num_blocks: int = 100, epoch: int = 1) -> list:
-    capacity = Capacity(num_blocks, 4, 4096, 16, 64)
+def join(
+    dispatcher: Dispatcher, name: str, role: Role, num_blocks: int = 100, epoch: int = 1, least_tokens: int = 0
+) -> list:
+    capacity = Capacity(num_blocks, 4, 4096, 16, 64, least_tokens)
     event = NodeJoined(NodeId(name), role, Epoch(epoch, epoch), capacity, f"mem://{name}", HASHER)
     return dispatcher.handle(event, 0.0)
 
@@ -167,6 +170,16 @@ def test_a_request_waits_for_the_node_where_it_is_soonest_and_those_behind_it_go
     assert {dispatcher.find(request).plan for request in first} == {Plan.SPLIT}
     plans = [dispatcher.find(submit(dispatcher, num_tokens=30, max_tokens=2)[0]).plan for _ in range(4)]
     assert plans == [Plan.SPLIT, None, None, Plan.LOCAL]
+
+
+def test_beside_static_batches_no_decode_node_computes_prompts_for_others():
+    dispatcher = Dispatcher(Rules(cooperative=True).under(Batching.STATIC))
+    join(dispatcher, "P0", Role.PREFILL)
+    join(dispatcher, "D0", Role.DECODE)
+    beat(dispatcher, "P0", busy(token_s=0.01))
+    beat(dispatcher, "D0", busy(token_s=0.011), "P0")
+    plans = {dispatcher.find(submit(dispatcher, num_tokens=30, max_tokens=2)[0]).plan for _ in range(7)}
+    assert plans == {Plan.SPLIT}
 
 
 def test_a_request_of_higher_priority_is_given_to_a_node_before_those_that_wait():
@@ -547,6 +560,17 @@ def test_room_that_is_promised_to_requests_on_their_way_is_not_promised_twice():
     requests = [submit(dispatcher)[0] for _ in range(4)]
     room = (11 + 4) + 2 * 11  # tokens so far and a block to grow into, beside the two that D1 was given
     beat(dispatcher, "D1", replace(GAUGES, num_free=-(-room // 4)), "P0")
+    for request in requests:
+        dispatcher.handle(first_token(request), 1.0)
+    moved = sent(dispatcher.handle(Tick(), 3.0), Decode)
+    assert [(peer, decode.request) for peer, decode in moved] == [("D1", requests[0])]
+
+
+def test_room_is_promised_to_as_many_tokens_as_a_node_gives_blocks_for_at_once():
+    dispatcher = make_dispatcher("P0", decodes=("D0",))
+    requests = [submit(dispatcher)[0] for _ in range(2)]
+    join(dispatcher, "D1", Role.DECODE, least_tokens=64)
+    beat(dispatcher, "D1", replace(GAUGES, num_free=100 // 4), "P0")
     for request in requests:
         dispatcher.handle(first_token(request), 1.0)
     moved = sent(dispatcher.handle(Tick(), 3.0), Decode)
