@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "search the highest rate at which 90 %% (and 99 %%) of the requests keep every promise"
 USAGE = "%(prog)s [--url URL] --slo LIST [--rate R] [options]"
-DESCRIPTION = "Doubles or halves the rate from the first guess, then bisects; ends runs that clearly fail early."
+DESCRIPTION = "Doubles or halves the rate from the first guess, then bisects; ends a run once it is clear."
 # The verdict's default.
 NUM_SEEDS = "3"
 
