@@ -182,7 +182,8 @@ class Ab:
             config.promises,
             report.summary.validity.is_valid,
         )
-        self._reports[choice.name].append(report)
+        if ended.counts:
+            self._reports[choice.name].append(report)
         return ended
 
     async def _serve(
