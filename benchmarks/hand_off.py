@@ -7,22 +7,21 @@ node had all of them verified. One server runs at a time. Keep the machine quiet
 """
 
 import argparse
+import asyncio
 import json
 import random
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from reference import running, wait_until_served
 
 from pdserve.cluster.machine import current_cores, split_cores
 from pdserve.core.ids import BlockHash, BlockId
@@ -33,6 +32,7 @@ from pdserve.engine.kv_pool import KVPool, buffer_bytes
 from pdserve.kvtransfer.copying import copy_and_verify
 from pdserve.kvtransfer.pull import BlockCopy, Verdict
 from pdserve.kvtransfer.shm import PoolMemory
+from pdserve.loadtest.deployment.server import Server, free_port, running, started
 
 WAYS = ("shm", "ipc", "tcp", "tcp+curve")
 WARM_UP = 3
@@ -56,8 +56,7 @@ def main() -> None:
     if options.num_requests:
         exposed = {}
         for way in options.ways:
-            with server(way, options.model, options.dtype) as url:
-                exposed[way] = ledgers(way, url, options.tokens, config.vocab_size, options.num_requests)
+            exposed[way] = asyncio.run(hand_off(way, options, config.vocab_size))
         tables.append(exposed_table(exposed))
     print("\n\n".join(tables))
 
@@ -163,30 +162,31 @@ def copies_table(spec: KVSpec, options: argparse.Namespace) -> str:
 # ---- whole servers -------------------------------------------------------------------------------
 
 
-@contextmanager
-def server(way: str, model: Path, dtype: str) -> Iterator[str]:
+@asynccontextmanager
+async def server(way: str, model: Path, dtype: str) -> AsyncIterator[str]:
     """One prefill and one decode node that hand off this way; its URL, once it answers."""
-    host, port = "127.0.0.1", free_port()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
     common = ["--model", str(model)]
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pdserve-")))
         if way in ("shm", "ipc"):
             transport = "shm" if way == "shm" else "zmq"
-            lines = [["up", *common, "--port", str(port), "--transport", transport, "--dtype", dtype]]
+            front, *nodes = [["up", *common, "--port", str(port), "--transport", transport, "--dtype", dtype]]
         else:
-            lines = role_lines(common, port, dtype, keys_in(folder) if way == "tcp+curve" else [])
-        logs = [(folder / f"{words[0]}.log").open("w") for words in lines]
-        processes = [
-            stack.enter_context(running([*pdserve(), *words], stack.enter_context(log)))
-            for words, log in zip(lines, logs, strict=True)
-        ]
+            front, *nodes = role_lines(common, port, dtype, keys_in(folder) if way == "tcp+curve" else [])
         progress(f"{way}: starting")
-        try:
-            wait_until_served(f"http://{host}:{port}", processes[0])
-        except SystemExit:
-            progress("\n".join(Path(log.name).read_text()[-2000:] for log in logs))
-            raise
-        yield f"http://{host}:{port}"
+        for words in nodes:
+            node = Server(words[0], url, (*pdserve(), *words))
+            await stack.enter_async_context(started(node, folder / f"{words[0]}.log"))
+        front_server = Server(front[0], url, (*pdserve(), *front))
+        await stack.enter_async_context(running(front_server, folder / f"{front[0]}.log"))
+        yield url
+
+
+async def hand_off(way: str, options: argparse.Namespace, vocab_size: int) -> list[dict[str, Any]]:
+    async with server(way, options.model, options.dtype) as url:
+        return ledgers(way, url, options.tokens, vocab_size, options.num_requests)
 
 
 def role_lines(common: list[str], port: int, dtype: str, keys: list[str]) -> list[list[str]]:
@@ -206,12 +206,6 @@ def keys_in(folder: Path) -> list[str]:
 
 def pdserve() -> list[str]:
     return [sys.executable, "-m", "pdserve.launch.cli"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ledgers(way: str, url: str, num_tokens: int, vocab_size: int, num_requests: int) -> list[dict[str, Any]]:

@@ -65,7 +65,15 @@ async def running(server: Server, log: Path) -> AsyncIterator[float]:
     """
     if await _is_listening(server.url):
         raise OptionError(f"{server.name}: {server.url} answers already; stop that server or choose another port")
-    started = time.monotonic()
+    began = time.monotonic()
+    async with started(server, log) as process:
+        await _wait_until_served(server, process, log)
+        yield time.monotonic() - began
+
+
+@contextlib.asynccontextmanager
+async def started(server: Server, log: Path) -> AsyncIterator[Process]:
+    """Its process, which need not serve yet, or ever; ended with all of its group."""
     with log.open("wb") as output:
         try:
             with confined(server.cores):
@@ -80,8 +88,7 @@ async def running(server: Server, log: Path) -> AsyncIterator[float]:
         except OSError as error:
             raise OptionError(f"{server.name}: cannot start {server.command[0]}: {error.strerror}") from None
     try:
-        await _wait_until_served(server, process, log)
-        yield time.monotonic() - started
+        yield process
     finally:
         await _end(process)
 
