@@ -221,10 +221,10 @@ CHUNKING = Technique(
         "here gaps are compared at the same load, not loads at the same gaps. Beside a whole prompt every stream of "
         f"the node waits as long as it takes, some 2.3 s for {LONG_PROMPT:,} tokens on one core of the reference "
         "machine, and with a few streams beside each of them that is more than a hundredth of all gaps; in chunks a "
-        "step takes twice its streams' own time, some 70 ms: 30x is to be expected at p99. A short prompt waits for a "
-        "few such steps instead of a whole prompt, some 4x. Long prompts pay, since they share each step (0.5-0.8x to "
-        "their first token), and so do tokens/s a little, since small steps compute less for each read of the "
-        "weights. Where prefill has nodes of its own, no stream waits for a prompt either way"
+        "step takes twice its streams' own time, some 70 ms: 30x is to be expected at p99. Prompts pay for it, long "
+        "ones most: they get what a step has left beside its streams, and shorter ones go first. Short ones gain "
+        "little, since going first is what they do either way, and most do not come while a whole one is computed. "
+        "Where prefill has nodes of its own, no stream waits for a prompt either way"
     ),
     common=("--max-model-len", "4096"),
 )

@@ -8,7 +8,9 @@ elimination, Even-Dar, Mannor and Mansour 2006 (J. Mach. Learn. Res. 7).
 import math
 from dataclasses import dataclass
 
+from pdserve.loadtest.search.attainment import points_of
 from pdserve.loadtest.search.goodput import Ask, GoodputSearch
+from pdserve.loadtest.search.sequential import Decision, decide
 
 # What is open about a server before its first run, or while no rate bounds it: as if within this ratio.
 _MAX_RATIO = 64.0
@@ -32,7 +34,7 @@ class Budget:
 class Choice:
     """The next run of one server, and the seconds it is expected to take.
 
-    is_behind: another server already keeps a rate at which this one does not
+    is_behind: another server clearly keeps a rate at which this one clearly does not
     """
 
     name: str
@@ -70,6 +72,12 @@ def _num_open(search: GoodputSearch, share: float) -> float:
 
 
 def _is_behind(search: GoodputSearch, other: GoodputSearch, share: float) -> bool:
-    """Whether the other already keeps the share at a rate at which this one, by its own runs, does not."""
-    here, there = search.bracket(share), other.bracket(share)
-    return here is not None and there is not None and here.below < there.above
+    """Whether the other clearly keeps the share at a rate at which this one clearly does not."""
+    fails, passes = _rates(search, share, Decision.FAILS), _rates(other, share, Decision.PASSES)
+    return bool(fails and passes) and min(fails) <= max(passes)
+
+
+def _rates(search: GoodputSearch, share: float, decision: Decision) -> list[float]:
+    """Those that are decided so."""
+    points = points_of(search.runs)
+    return [point.rate_per_s for point in points if decide(point.num_kept, point.num_requests, share) is decision]
