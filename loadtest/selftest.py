@@ -19,6 +19,7 @@ from pdserve.loadtest.client.exchange import Exchange
 from pdserve.loadtest.client.fleet import Launch, drive_fleet, worker_process
 from pdserve.loadtest.client.request import prepare_job
 from pdserve.loadtest.client.target import Target
+from pdserve.loadtest.deployment.cores import confined
 from pdserve.loadtest.errors import WorkerError
 from pdserve.loadtest.measures.distribution import Distribution, describe
 from pdserve.loadtest.measures.harness import HarnessError
@@ -155,11 +156,8 @@ def _cores_apart() -> Iterator[list[int]]:
     if len(cpus) < 2:
         yield []
         return
-    os.sched_setaffinity(0, cpus[:-1])
-    try:
+    with confined(tuple(cpus[:-1])):
         yield cpus[-1:]
-    finally:
-        os.sched_setaffinity(0, cpus)
 
 
 @contextlib.asynccontextmanager

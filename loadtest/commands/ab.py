@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_OK
-from pdserve.loadtest.commands.flags import add_selftest, read_promises, read_selftest
+from pdserve.loadtest.commands.flags import (
+    add_selftest,
+    read_budget_min,
+    read_promises,
+    read_selftest,
+    read_up_flags,
+)
 from pdserve.loadtest.commands.load_flags import VERDICT_NUM_REQUESTS, add_load, add_rare, read_searched_load
 from pdserve.loadtest.commands.outputs import Outputs, add_outputs, make_folder, read_outputs
 from pdserve.loadtest.deployment.cores import usable_cores
@@ -27,7 +33,6 @@ HELP = "split against colocated nodes over the same cores: which serves more, an
 USAGE = "%(prog)s [--model DIR] [--slo LIST] [options]"
 DESCRIPTION = "Serves in every layout of the cores, in turn; searches the highest rate each can promise."
 DEFAULT_SLO = "ttft=2.0,tpot=0.06"
-MAX_BUDGET_MIN = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,9 +56,7 @@ def main(args: argparse.Namespace) -> int:
     if args.csv is not None:
         raise OptionError(f"--csv {args.csv}: an A/B has no table of requests; each run's is in --out {args.out}")
     promises = read_promises(args)
-    budget_min = parse_number("--budget", "", args.budget)
-    if not 0 < budget_min <= MAX_BUDGET_MIN:
-        raise OptionError(f"--budget {args.budget}: must be above 0 and at most {MAX_BUDGET_MIN} minutes")
+    budget_min = read_budget_min(args)
     outputs, tests_itself = read_outputs(args), read_selftest(args)
     servers = _servers(args)
     folder = make_folder("--out", args.out)
@@ -146,11 +149,7 @@ def _servers(args: argparse.Namespace) -> tuple["Server", ...]:
     num_cores = len(available) if args.cores is None else parse_count("--cores", args.cores)
     if num_cores > len(available):
         raise OptionError(f"--cores {num_cores}: this machine lets us use {len(available)}")
-    flags = [
-        *([] if args.model is None else ["--model", args.model]),
-        *_promised(args),
-        *parse_words("--up-flags", args.up_flags),
-    ]
+    flags = [*_promised(args), *read_up_flags(args)]
     cores = available[:num_cores]
     servers = []
     for layout in layouts(num_cores, () if args.ratios is None else parse_ratios(args.ratios)):

@@ -8,12 +8,12 @@ import time
 from typing import TYPE_CHECKING
 
 from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_NOT_MEASURED, EXIT_OK
-from pdserve.loadtest.commands.flags import add_selftest, read_selftest
+from pdserve.loadtest.commands.flags import add_selftest, read_budget_min, read_selftest, read_up_flags
 from pdserve.loadtest.commands.outputs import make_folder, read_outputs
 from pdserve.loadtest.deployment.cores import usable_cores
 from pdserve.loadtest.deployment.layout import Layout, parse_ratios
 from pdserve.loadtest.errors import OptionError
-from pdserve.loadtest.options import parse_count, parse_number, parse_words
+from pdserve.loadtest.options import parse_count
 
 if TYPE_CHECKING:
     from pdserve.loadtest.ablation.ablation import Ablation, EndedHalf
@@ -26,7 +26,6 @@ DESCRIPTION = (
     "those that the literature reports."
 )
 NAMES = ("batching", "paging", "prefix", "chunking")
-MAX_BUDGET_MIN = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     outputs, tests_itself = read_outputs(args), read_selftest(args)
-    budget_min = parse_number("--budget", "", args.budget)
-    if not 0 < budget_min <= MAX_BUDGET_MIN:
-        raise OptionError(f"--budget {args.budget}: must be above 0 and at most {MAX_BUDGET_MIN} minutes")
+    budget_min = read_budget_min(args)
     names, layout, folder = _names(args.only), _layout(args.nodes), make_folder("--out", args.out)
 
     # Not at the top: these load aiohttp and numpy, which help need not wait for.
@@ -67,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
     config = AblationConfig(
         techniques=tuple(technique for technique in TECHNIQUES if technique.name in names),
         layout=layout,
-        up_flags=(*([] if args.model is None else ["--model", args.model]), *parse_words("--up-flags", args.up_flags)),
+        up_flags=tuple(read_up_flags(args)),
         budget_s=60 * budget_min,
         folder=folder,
         seed=parse_count("--seed", args.seed),

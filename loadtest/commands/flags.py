@@ -12,7 +12,9 @@ from pdserve.loadtest.commands.load_flags import add_rare, read_load
 from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.errors import OptionError
 from pdserve.loadtest.measures.promise import Promise, parse_promises
-from pdserve.loadtest.options import parse_count, parse_number
+from pdserve.loadtest.options import parse_count, parse_number, parse_words
+
+MAX_BUDGET_MIN = 10_000
 
 
 class OneScreen(argparse.HelpFormatter):
@@ -48,6 +50,19 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 def add_selftest(parser: argparse.ArgumentParser) -> None:
     add_rare(parser, "--selftest", "on", "on|off")
+
+
+def read_budget_min(args: argparse.Namespace) -> float:
+    """Minutes that all runs together may take. Raises OptionError."""
+    budget_min = parse_number("--budget", "", args.budget)
+    if not 0 < budget_min <= MAX_BUDGET_MIN:
+        raise OptionError(f"--budget {args.budget}: must be above 0 and at most {MAX_BUDGET_MIN} minutes")
+    return budget_min
+
+
+def read_up_flags(args: argparse.Namespace) -> list[str]:
+    """The flags of `pdserve up` that were asked for: its model, and --up-flags. Raises OptionError."""
+    return [*([] if args.model is None else ["--model", args.model]), *parse_words("--up-flags", args.up_flags)]
 
 
 def read_selftest(args: argparse.Namespace) -> bool:
