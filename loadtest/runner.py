@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
 from pdserve.loadtest.client.endpoint import Endpoint, find_endpoint, open_tls
-from pdserve.loadtest.client.exchange import Exchange
+from pdserve.loadtest.client.exchange import ABANDONED, Exchange, Failure
 from pdserve.loadtest.client.fleet import Launch, drive_fleet, worker_process
 from pdserve.loadtest.client.gauges import GaugeSampler
 from pdserve.loadtest.client.models import ServedModel, find_model
@@ -21,6 +21,8 @@ from pdserve.loadtest.client.wire import exchange
 from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.errors import OptionError, TargetError
 from pdserve.loadtest.measures.harness import HarnessError
+from pdserve.loadtest.measures.kept import broken_promises, latest_end_s
+from pdserve.loadtest.measures.promise import Promise
 from pdserve.loadtest.measures.record import Record, read_exchange
 from pdserve.loadtest.measures.summary import summarize
 from pdserve.loadtest.report.environment import describe_environment
@@ -34,6 +36,9 @@ from pdserve.loadtest.workload.tokenizer import choose_tokenizer
 from pdserve.loadtest.workload.trace import Trace
 
 SeenEnough = Callable[[Record], bool]
+
+# How old the last word of a client process may be (client/worker.py), with time to spare: an answer may be on its way.
+_NEWS_MAX_AGE_S = 1.0
 
 
 def ignore_progress(progress: Progress) -> None:
@@ -50,9 +55,10 @@ async def run(
     """Run one load test.
 
     on_progress  called whenever a request is sent or ends
-    judge        asked for each record as its request ends, some 50 ms later; True ends the run early: nothing more is
-                 sent, open requests are abandoned, and of the steady window only those before the first of them in
-                 the schedule are records: of the later ones just the fast would be
+    judge        asked for each record as its request ends, some 50 ms later, and for an open request once no end of it
+                 could keep the promises any more; True ends the run early: nothing more is sent, open requests are
+                 abandoned, and of the steady window only those are records that come, in the schedule, before the first
+                 whose promises are still open: of the later ones just the fast would be
     harness      what a self-test just before found, for the report to quote
     launch       how client processes are started
 
@@ -70,10 +76,12 @@ async def run(
     started_at = datetime.now(UTC)
     await _preflight(endpoint, preflight, target, model.name)
     job = prepare_job(endpoint, target, model.name, schedule, f"bench-{load.seed}")
-    exchanges = _Exchanges(schedule, on_progress, judge)
+    exchanges = _Exchanges(schedule, config.promises, on_progress, judge)
     gauges = GaugeSampler(target)
     async with _watched(gauges):
-        start, lags_s = await drive_fleet(job, config.num_processes, exchanges.note_sent, exchanges.take, launch)
+        start, lags_s = await drive_fleet(
+            job, config.num_processes, exchanges.note_sent, exchanges.take, exchanges.is_enough, launch
+        )
     records = exchanges.finish(start)
     if len(records) < len(schedule):
         records = comparable(records, load.num_warm_up)
@@ -135,35 +143,70 @@ class _Exchanges:
     """
 
     def __init__(
-        self, schedule: tuple[PlannedRequest, ...], on_progress: Callable[[Progress], None], judge: SeenEnough | None
+        self,
+        schedule: tuple[PlannedRequest, ...],
+        promises: tuple[Promise, ...],
+        on_progress: Callable[[Progress], None],
+        judge: SeenEnough | None,
     ):
         self._schedule = schedule
+        self._promises = promises
         self._on_progress = on_progress
         self._judge = judge
         self._progress = Progress(total=len(schedule))
         self._exchanges: list[Exchange] = []
+        self._news: list[Record] = []
         self._records: list[Record] = []
+        # The open requests that the judge was not told of, by when they must have ended to keep every promise.
+        self._latest_end_s: dict[int, float] = {}
 
-    def note_sent(self) -> None:
+    def note_sent(self, index: int) -> None:
         self._progress.sent += 1
         self._on_progress(self._progress)
+        if self._judge is not None:
+            planned = self._schedule[index]
+            self._latest_end_s[index] = latest_end_s(planned.at_s, planned.output_tokens, self._promises)
 
-    def take(self, ended: Exchange, start: float) -> bool:
-        """Note an exchange; returns whether the judge has seen enough."""
-        self._progress.ended += 1
-        self._progress.failed += ended.looks_failed
-        self._on_progress(self._progress)
+    def take(self, ended: Exchange, start: float) -> None:
         if self._judge is None:
             self._exchanges.append(ended)
+        else:
+            record = self._read(ended, start)
+            self._records.append(record)
+            if self._latest_end_s.pop(ended.index, None) is not None:
+                self._news.append(record)
+        if not ended.is_abandoned:
+            self._progress.ended += 1
+            self._progress.failed += ended.looks_failed
+            self._on_progress(self._progress)
+
+    def is_enough(self, start: float) -> bool:
+        """Tell the judge what is new; returns whether it has seen enough."""
+        if self._judge is None:
             return False
-        record = self._read(ended, start)
-        self._records.append(record)
-        return self._judge(record)
+        now_s = time.monotonic() - start
+        overdue = [index for index, end_s in self._latest_end_s.items() if now_s > end_s + _NEWS_MAX_AGE_S]
+        for index in overdue:
+            del self._latest_end_s[index]
+            self._news.append(self._read_open(index, now_s))
+        news, self._news = self._news, []
+        return any([self._judge(record) for record in news])
 
     def finish(self, start: float) -> tuple[Record, ...]:
-        """The records of all that has ended, in the schedule's order."""
+        """The records of all that has ended or had broken a promise before the run was ended, in the schedule's order."""
         self._records += [self._read(ended, start) for ended in self._exchanges]
-        return tuple(sorted(self._records, key=lambda record: record.index))
+        settled = (
+            record
+            for record in self._records
+            if not record.is_abandoned or broken_promises(record, self._promises)
+        )
+        return tuple(sorted(settled, key=lambda record: record.index))
 
     def _read(self, ended: Exchange, start: float) -> Record:
         return read_exchange(self._schedule[ended.index], ended, start)
+
+    def _read_open(self, index: int, now_s: float) -> Record:
+        """For the judge alone: what has come of an open request only its client process knows."""
+        at = self._schedule[index].at_s
+        failure = Failure(ABANDONED, "open")
+        return read_exchange(self._schedule[index], Exchange(index, at, at, now_s, (), failure), 0.0)

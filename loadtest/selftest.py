@@ -105,11 +105,10 @@ async def compare_times(
     job = prepare_job(await find_endpoint(target), target, "mock", schedule, "selftest")
     exchanges: list[Exchange] = []
 
-    def keep(exchange: Exchange, start: float) -> bool:
+    def keep(exchange: Exchange, start: float) -> None:
         exchanges.append(exchange)
-        return False
 
-    start, lags_s = await drive_fleet(job, num_processes, lambda: None, keep, launch)
+    start, lags_s = await drive_fleet(job, num_processes, lambda index: None, keep, launch=launch)
     records = [read_exchange(schedule[exchange.index], exchange, start) for exchange in exchanges]
     complete = [record for record in records if record.is_complete]
     if not complete:

@@ -48,7 +48,8 @@ async def drive(
 ) -> None:
     """Send all requests of the job, the run starting at the monotonic time start, and watch the loop's lag meanwhile.
 
-    Both callbacks run on the loop that measures, so they must be quick. Cancelling it abandons what is open.
+    Both callbacks run on the loop that measures, so they must be quick. Cancelling it abandons what is open, and
+    on_exchange is told of that, too.
     """
     tls = open_tls(job.endpoint)
     slots = contextlib.nullcontext() if job.max_concurrency is None else asyncio.Semaphore(job.max_concurrency)
@@ -57,7 +58,9 @@ async def drive(
         woke_at = time.monotonic()
         async with slots:
             on_sent(request.index)
-            result = await exchange(job.endpoint, tls, request.index, request.payload, job.timeout_s, woke_at)
+            result = await exchange(
+                job.endpoint, tls, request.index, request.payload, job.timeout_s, woke_at, on_exchange
+            )
         on_exchange(result)
 
     with _without_collections():

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from pdserve.loadtest.measures.sse import Chunk
 
 
+# The kind of a Failure: the request was open when its run was ended, and nothing was wrong with it.
+ABANDONED = "abandoned"
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a request gave no measurement: a class that is counted, and the detail for a reader."""
@@ -34,6 +38,10 @@ class Exchange:
     ended_at: float
     chunks: tuple[Chunk, ...]
     failure: Failure | None
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self.failure is not None and self.failure.kind == ABANDONED
 
     @property
     def looks_failed(self) -> bool:

@@ -72,16 +72,20 @@ def _spawn(fd: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
 async def drive_fleet(
     job: Job,
     num_processes: int,
-    on_sent: Callable[[], None],
-    on_exchange: Callable[[Exchange, float], bool],
+    on_sent: Callable[[int], None],
+    on_exchange: Callable[[Exchange, float], None],
+    is_over: Callable[[float], bool] = lambda start: False,
     launch: Launch = worker_process,
     silence_s: float = _SILENCE_S,
 ) -> tuple[float, tuple[tuple[float, ...], ...]]:
     """Send the job from num_processes processes; returns the monotonic start of the run and each loop's lags.
 
-    on_exchange gets each exchange and the start, some 50 ms after the exchange ended; True ends the run: nothing more
-    is sent, open requests are abandoned, and it is not called again. max_concurrency is divided among the processes.
-    Raises WorkerError.
+    on_sent      gets the index of each request that was begun
+    on_exchange  gets each exchange and the start, some 50 ms after the exchange ended
+    is_over      asked with the start after whatever a process says, which is something each second; True ends the run:
+                 nothing more is sent, and on_exchange gets what is open as abandoned
+
+    max_concurrency is divided among the processes. Raises WorkerError.
     """
     async with contextlib.AsyncExitStack() as stack:
         links = [await stack.enter_async_context(_open_link(number, launch)) for number in range(num_processes)]
@@ -94,16 +98,17 @@ async def drive_fleet(
             nonlocal is_stopped
             while True:
                 match await link.hear(silence_s):
-                    case Sent():
-                        on_sent()
-                    case Exchange() as exchange if not is_stopped:
-                        is_stopped = on_exchange(exchange, start)
-                        if is_stopped:
-                            for each in links:
-                                each.tell(Stop())
+                    case Sent(index):
+                        on_sent(index)
+                    case Exchange() as exchange:
+                        on_exchange(exchange, start)
                     case Done(lags_s):
                         lags[number] = lags_s
                         return
+                if not is_stopped and is_over(start):
+                    is_stopped = True
+                    for each in links:
+                        each.tell(Stop())
 
         for link in links:
             link.tell(Start(start))

@@ -4,7 +4,7 @@
     Task, then a PreparedRequest for each request         Ready     all of them are here
     Start     when the run starts                         Alive     nothing else to say
     Stop      abandon what is open                        Sent      a request was begun
-                                                          Exchange  a request has ended
+                                                          Exchange  a request has ended, or was abandoned
                                                           Done      nothing is open any more; the lags of the loop
 
 Both are processes of one run on one machine and trust each other. A message is a list: the name of its type, then its

@@ -12,10 +12,11 @@ import re
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from typing import cast
 
 from pdserve.loadtest.client.endpoint import Endpoint, connect
-from pdserve.loadtest.client.exchange import Exchange, Failure
+from pdserve.loadtest.client.exchange import ABANDONED, Exchange, Failure
 from pdserve.loadtest.measures.sse import Chunk
 
 # Far above any real answer; it only stops a server that never stops.
@@ -32,11 +33,25 @@ _read_buffer = memoryview(bytearray(_READ_BYTES))
 
 
 async def exchange(
-    endpoint: Endpoint, tls: ssl.SSLContext | None, index: int, payload: bytes, timeout_s: float, woke_at: float
+    endpoint: Endpoint,
+    tls: ssl.SSLContext | None,
+    index: int,
+    payload: bytes,
+    timeout_s: float,
+    woke_at: float,
+    on_abandoned: Callable[[Exchange], None] | None = None,
 ) -> Exchange:
-    """Send one request over a connection of its own and record its response to the end, the timeout or the failure."""
+    """Send one request over a connection of its own and record its response to the end, the timeout or the failure.
+
+    on_abandoned  told what has come so far when it is cancelled
+    """
     receiver = _Receiver(payload)
     sent_at = time.monotonic()
+
+    def result() -> Exchange:
+        chunks = tuple(map(Chunk, receiver.times, receiver.reads))
+        return Exchange(index, woke_at, sent_at, receiver.ended_at, chunks, receiver.failure)
+
     try:
         async with asyncio.timeout(timeout_s) as deadline:
             await _open(endpoint, tls, receiver)
@@ -46,10 +61,14 @@ async def exchange(
             receiver.end(Failure("timeout", f"no end of the stream within {timeout_s:g} s (--timeout-s)"))
         else:
             receiver.end(Failure("connection", f"{type(error).__name__}: {error}"))
+    except asyncio.CancelledError:
+        receiver.end(Failure(ABANDONED, "the run was ended before its answer was"))
+        if on_abandoned is not None:
+            on_abandoned(result())
+        raise
     finally:
         receiver.abort()
-    chunks = tuple(map(Chunk, receiver.times, receiver.reads))
-    return Exchange(index, woke_at, sent_at, receiver.ended_at, chunks, receiver.failure)
+    return result()
 
 
 async def _open(endpoint: Endpoint, tls: ssl.SSLContext | None, receiver: "_Receiver") -> None:

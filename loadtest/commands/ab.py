@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_OK
+from pdserve.loadtest.commands.exit_codes import EXIT_INTERRUPTED, EXIT_NOT_MEASURED, EXIT_OK
 from pdserve.loadtest.commands.flags import (
     add_selftest,
     read_budget_min,
@@ -106,7 +106,8 @@ def main(args: argparse.Namespace) -> int:
     if code == EXIT_INTERRUPTED:
         print("pdserve bench: interrupted; reported is what was measured until then", file=sys.stderr)
     _tell(report, outputs)
-    return code
+    has_failed = any(contestant.failure is not None for contestant in report.contestants)
+    return EXIT_NOT_MEASURED if code == EXIT_OK and has_failed else code
 
 
 def _tell(report: "AbReport", outputs: Outputs) -> None:

@@ -1,6 +1,7 @@
 """How `pdserve bench` commands end.
 
-OK: it is reported, also when it is marked INVALID. NOT_MEASURED: a bad flag, no server, another model.
+OK: it is reported, also when it is marked INVALID. NOT_MEASURED: a bad flag, no server, another model; of several
+servers or techniques, one that could not be measured although the others were.
 NOT_EXACT: a self-test above its limits.
 """
 

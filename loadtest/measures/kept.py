@@ -1,5 +1,9 @@
-"""Whether a request kept what was promised, and what promises are about. Pure; called by summary.py and the search."""
+"""Whether a request kept what was promised, and what promises are about. Pure; called by summary.py and the search.
 
+A request that was open when its run was ended has broken what no end of it could have kept any more.
+"""
+
+import math
 from collections.abc import Callable, Sequence
 
 from pdserve.loadtest.measures.promise import Measure, Promise
@@ -15,12 +19,31 @@ _MEASURES: dict[Measure, Callable[[Record], float | None]] = {
 
 
 def measure(record: Record, name: Measure) -> float | None:
-    """What a promise is about, in seconds; None where the request is too short to have it."""
-    return _MEASURES[name](record)
+    """What a promise is about, in seconds; None where the request is too short to have it.
+
+    Of an abandoned request it is the least that it can have come to.
+    """
+    return _AT_LEAST[name](record) if record.is_abandoned else _MEASURES[name](record)
+
+
+def latest_end_s(at_s: float, num_tokens: int, promises: Sequence[Promise]) -> float:
+    """When the last token of a request must have come that keeps every promise; infinite where they set no such time.
+
+    at_s        its intended send time, which the answer counts from, too
+    num_tokens  that it is answered with
+    """
+    limits = {promise.measure: promise.limit_s for promise in promises}
+    end_s = limits.get(Measure.E2E, math.inf)
+    first = [Measure.TTFT] if num_tokens < 2 else [Measure.TTFT, Measure.SECOND]
+    first_s = min(limits.get(name, math.inf) for name in first)
+    if num_tokens < 2:
+        return at_s + min(end_s, first_s)
+    token_s = min(limits.get(name, math.inf) for name in (Measure.TPOT, Measure.GAP))
+    return at_s + min(end_s, first_s + token_s * (num_tokens - 1))
 
 
 def broken_promises(record: Record, promises: Sequence[Promise]) -> tuple[str, ...]:
-    """The names of the promises that a complete request broke; one too short for a measure keeps it."""
+    """The names of the promises that a request broke that has not failed; one too short for a measure keeps it."""
     broken = []
     for promise in promises:
         value = measure(record, promise.measure)
@@ -32,3 +55,25 @@ def broken_promises(record: Record, promises: Sequence[Promise]) -> tuple[str, .
 def is_kept(record: Record, promises: Sequence[Promise]) -> bool:
     """Whether a request was answered in full and within every promise."""
     return record.is_complete and not broken_promises(record, promises)
+
+
+def _tpot_at_least(record: Record) -> float | None:
+    if not record.token_times_s or record.planned_output_tokens < 2:
+        return None
+    return (record.ended_s - record.token_times_s[0]) / (record.planned_output_tokens - 1)
+
+
+def _gap_at_least(record: Record) -> float | None:
+    if not record.token_times_s:
+        return None
+    return max(*record.gaps_s, record.ended_s - record.token_times_s[-1], 0.0)
+
+
+# While what is measured has not happened, it has taken until the end of the run.
+_AT_LEAST: dict[Measure, Callable[[Record], float | None]] = {
+    Measure.TTFT: lambda record: record.ttft_s if record.token_times_s else record.e2e_s,
+    Measure.SECOND: lambda record: record.second_token_s if record.output_tokens > 1 else record.e2e_s,
+    Measure.TPOT: _tpot_at_least,
+    Measure.GAP: _gap_at_least,
+    Measure.E2E: lambda record: record.e2e_s,
+}

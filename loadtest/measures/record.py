@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.loadtest.client.exchange import Exchange, Failure
+from pdserve.loadtest.client.exchange import ABANDONED, Exchange, Failure
 from pdserve.loadtest.measures.http import Response, read_response
 from pdserve.loadtest.measures.sse import Event, split_events
 from pdserve.loadtest.workload.lengths import MAX_TOKENS
@@ -41,7 +41,8 @@ class Record:
     usage_is_given   whether the server sent a usage that could be read
     prompt_tokens    the server's count, None where it gave none
     server_metrics   the server's own ledger of this request, as it came; None for one that is nested too deeply
-    error, detail    None for a request answered in full; else its class and the words
+    error, detail    None for a request answered in full; else its class and the words. A request that was open when its
+                     run was ended is not complete and has not failed: its times and counts are those of what had come
     """
 
     index: int
@@ -67,6 +68,15 @@ class Record:
     @property
     def is_complete(self) -> bool:
         return self.error is None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it was open when its run was ended."""
+        return self.error == ABANDONED
+
+    @property
+    def has_failed(self) -> bool:
+        return not (self.is_complete or self.is_abandoned)
 
     @property
     def lag_s(self) -> float:

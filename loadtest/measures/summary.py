@@ -58,13 +58,14 @@ class Summary:
 
     errors                  failed requests by exact kind
     error_classes           and by class (failures.py)
-    broken                  complete requests by promise they broke; one request may break several
+    broken                  requests that did not fail by promise they broke; one request may break several
     num_prompt_mismatches   requests whose prompt the server counted otherwise than planned
     duration_s              span of the window, that rates are over
     attainment_interval     Wilson's, at 95 %; None without requests
     latencies               by name; None where no request has the measure; lags are the least punctual process's
     intervals               of percentiles, for measures that have one value a request
     windows                 the other windows that have requests, by name
+    num_abandoned           requests that had broken a promise and were open when the run was ended
     """
 
     num_requests: int
@@ -88,6 +89,7 @@ class Summary:
     intervals: dict[str, PercentileIntervals | None]
     windows: dict[str, WindowSummary]
     validity: Validity
+    num_abandoned: int = 0
 
 
 def summarize(
@@ -115,14 +117,14 @@ def _summarize(
     num_kept = sum(is_kept(record, promises) for record in steady)
     rates = sum((measure_rates(records, promises) for records in runs), start=Rates())
     latencies = _latencies(complete) | lags
-    errors = [record.error for record in steady if record.error is not None]
+    errors = [record.error for record in steady if record.error is not None and record.has_failed]
     return Summary(
         num_requests=len(steady),
         num_complete=len(complete),
         num_kept=num_kept,
         errors=dict(Counter(errors).most_common()),
         error_classes=count_classes(errors),
-        broken=_count_broken(complete, promises),
+        broken=_count_broken(steady, promises),
         num_prompt_mismatches=sum(record.has_other_prompt for record in steady),
         duration_s=rates.span_s,
         slo_attainment=num_kept / len(steady) if steady else 0.0,
@@ -138,6 +140,7 @@ def _summarize(
         intervals={name: _intervals(name, runs) for name in _WITH_INTERVALS},
         windows=_other_windows(every, promises),
         validity=judge_lags(lags.values(), latencies["service_ttft"]),
+        num_abandoned=sum(record.is_abandoned for record in steady),
     )
 
 
@@ -145,10 +148,10 @@ def _of_window(records: Iterable[Record], window: Window) -> list[Record]:
     return [record for record in records if record.window is window]
 
 
-def _count_broken(complete: Sequence[Record], promises: Sequence[Promise]) -> dict[str, int]:
+def _count_broken(records: Sequence[Record], promises: Sequence[Promise]) -> dict[str, int]:
     counts = {str(promise.measure): 0 for promise in promises}
-    for record in complete:
-        for name in broken_promises(record, promises):
+    for record in records:
+        for name in () if record.has_failed else broken_promises(record, promises):
             counts[name] += 1
     return counts
 

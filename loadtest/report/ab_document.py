@@ -20,7 +20,7 @@ def describe_ab(report: AbReport) -> Document:
     warning = f"{num_invalid} runs were INVALID and do not count: the client itself was late. Free a core for it."
     return Document(
         heading="Does splitting prefill from decode pay here?",
-        lead=f"{names}: {over}, in turn, {report.elapsed_s / 60:.0f} minutes. {describe_requests(report.config.load)}.",
+        lead=f"{names}: {over}, in turn, for {report.elapsed_s / 60:.0f} min. {describe_requests(report.config.load)}.",
         tables=(_tabulate_points(report), _tabulate_rates(report)),
         facts=_gather_facts(report),
         warning=warning if num_invalid else None,

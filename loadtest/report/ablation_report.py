@@ -73,7 +73,7 @@ def describe_ablation(report: AblationReport) -> Document:
         heading=f"pdserve ({report.config.layout.name}) as it is, against itself without one technique at a time",
         lead=(
             f"{report.environment.num_cpus} cores of {report.environment.cpu_model}, "
-            f"{report.elapsed_s / 60:.1f} minutes, seeds from {report.config.seed}"
+            f"{report.elapsed_s / 60:.1f} min, seeds from {report.config.seed}"
         ),
         tables=(_tabulate(report),),
         facts=(

@@ -167,6 +167,8 @@ def _notes_of_answers(summary: Summary) -> Iterator[str]:
 
 def _describe_complete(summary: Summary) -> str:
     text = f"{format_count(summary.num_complete)} of {format_count(summary.num_requests)}"
+    if summary.num_abandoned:
+        text += f"; {format_count(summary.num_abandoned)} had broken a promise and were open when the run was ended"
     errors = ", ".join(f"{format_count(count)} {name}" for name, count in summary.errors.items())
     return f"{text}; failed: {errors}" if errors else text
 

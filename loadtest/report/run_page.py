@@ -59,7 +59,7 @@ def _make_cards(report: Report) -> tuple[Card, ...]:
     kept = promised
     if interval is not None:
         kept += f"; 95 % interval {format_share(interval.low)} to {format_share(interval.high)}"
-    failed = summary.num_requests - summary.num_complete
+    failed = sum(summary.errors.values())
     errors = ", ".join(f"{format_count(count)} {name}" for name, count in summary.errors.items())
     return (
         Card("Promises kept" if promises else "Complete", format_share(summary.slo_attainment), kept),

@@ -136,7 +136,7 @@ def name_stage(name: str) -> str:
 
 def tabulate_errors(records: Sequence[Record]) -> Table:
     """Failed requests of all windows by kind, with the words of the first of each."""
-    failed = [record for record in records if record.error is not None]
+    failed = [record for record in records if record.has_failed]
     first = {record.error: record for record in reversed(failed)}
     counts = Counter(record.error for record in failed if record.error is not None)
     steady = Counter(record.error for record in failed if record.window is Window.STEADY)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from pdserve.loadtest.measures.kept import broken_promises
+from pdserve.loadtest.measures.kept import broken_promises, measure
 from pdserve.loadtest.measures.ledger import Kind, first_token, second_token
 from pdserve.loadtest.measures.promise import Measure, Promise
 from pdserve.loadtest.measures.record import Record
@@ -43,12 +43,12 @@ class Diagnosis:
 
 
 def diagnose(records: Sequence[Record], promises: Sequence[Promise]) -> Diagnosis | None:
-    """Of the complete requests that broke a promise; None where none did."""
+    """Of the requests that broke a promise without failing; None where none did."""
     limits = {str(promise.measure): promise.limit_s for promise in promises}
     causes: Counter[Bound] = Counter()
     broken = []
     for record in records:
-        names = broken_promises(record, promises) if record.is_complete else ()
+        names = () if record.has_failed else broken_promises(record, promises)
         if names:
             broken.append(record)
             causes[_cause(record, names, limits)] += 1
@@ -74,12 +74,13 @@ def _cause(record: Record, names: Sequence[str], limits: dict[str, float]) -> Bo
     if Measure.SECOND in names:
         return Bound.HAND_OFF if transfer_s > decode_s else Bound.DECODE
     if Measure.TPOT in names:
-        over_s = ((record.tpot_s or 0.0) - limits[Measure.TPOT]) * (record.output_tokens - 1)
+        tpot_s = measure(record, Measure.TPOT) or 0.0
+        over_s = (tpot_s - limits[Measure.TPOT]) * (record.planned_output_tokens - 1)
         return Bound.HAND_OFF if transfer_s >= over_s else Bound.DECODE
     if Measure.GAP in names:
         is_first = bool(record.gaps_s) and record.gaps_s[0] == max(record.gaps_s)
         return Bound.HAND_OFF if is_first and transfer_s > decode_s else Bound.DECODE
-    before_s = record.ttft_s or 0.0
+    before_s = measure(record, Measure.TTFT) or 0.0
     return Bound.PREFILL if before_s > record.e2e_s - before_s else Bound.DECODE
 
 

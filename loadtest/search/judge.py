@@ -4,8 +4,8 @@ To fail, it is enough that the requests so far say so. To pass it is not: a serv
 requests in time and the later ones ever later. One that is offered a share s more than it can serve falls behind by s
 seconds a second, so it takes limit / s seconds until a promise of `limit` breaks: with s the search's own step, what is
 found after that time is off by no more than the step. And of the later half as many must have kept as of all.
-Requests count in the order of the schedule, each once all before it have ended: those that end first are the fast ones
-(see runs.py).
+Requests count in the order of the schedule, each once it and all before it have ended or cannot keep their promises any
+more: those that end first are the fast ones (see runs.py).
 """
 
 from dataclasses import dataclass, field

@@ -2,6 +2,7 @@
 
 A run may be ended early, and then its slow requests are missing, not its average ones. So only requests count before
 the first, in the order of the schedule, that has no record: whether one is among those was settled before it was sent.
+An open request that has broken a promise already has a record like one that has ended (kept.py).
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class Run:
 
 
 def broken_by(record: Record, promises: Sequence[Promise]) -> tuple[str, ...]:
-    return broken_promises(record, promises) if record.is_complete else (FAILED,)
+    return (FAILED,) if record.has_failed else broken_promises(record, promises)
 
 
 def settled(records: Sequence[Record], first_index: int) -> list[Record]:

@@ -23,6 +23,7 @@ from pdserve.loadtest.client.request import prepare_job
 from pdserve.loadtest.client.target import Target
 from pdserve.loadtest.config import BenchConfig
 from pdserve.loadtest.errors import OptionError, WorkerError
+from pdserve.loadtest.measures.promise import parse_promises
 from pdserve.loadtest.measures.sse import Chunk
 from pdserve.loadtest.mock.behaviour import Behaviour, Fault
 from pdserve.loadtest.mock.server import MockServer
@@ -34,7 +35,7 @@ from tests.loadtest.samples import make_config, make_load, worker_in_process
 HANGS = Behaviour(fault=Fault.HANG)
 
 
-def ignore() -> None:
+def ignore(index: int) -> None:
     pass
 
 
@@ -48,9 +49,8 @@ async def drive(job, num_processes=1, on_sent=ignore, launch=worker_in_process, 
 
     def keep(exchange, start):
         exchanges.append(exchange)
-        return False
 
-    await drive_fleet(job, num_processes, on_sent, keep, launch, **others)
+    await drive_fleet(job, num_processes, on_sent, keep, launch=launch, **others)
     return exchanges
 
 
@@ -75,10 +75,9 @@ async def test_processes_share_one_start():
 
     def keep(exchange, start):
         starts.add(start)
-        return False
 
     async with MockServer() as server:
-        start, _ = await drive_fleet(await make_job(server, load), 3, ignore, keep, worker_in_process)
+        start, _ = await drive_fleet(await make_job(server, load), 3, ignore, keep, launch=worker_in_process)
     assert starts == {start}
 
 
@@ -97,18 +96,41 @@ def test_more_processes_than_requests_may_be_in_flight_are_refused():
         BenchConfig(config.target, config.load, num_processes=3)
 
 
-async def test_a_judge_ends_the_run_and_open_requests_are_no_records():
+async def test_a_judge_ends_the_run_and_open_requests_that_may_keep_their_promises_are_no_records():
     seen = []
 
     def judge(record):
         seen.append(record)
         return True
 
+    promises = parse_promises("ttft=1000")
     async with MockServer([Behaviour(), HANGS]) as server:
-        report = await run(make_config(server.url), judge=judge, launch=worker_in_process)
+        report = await run(make_config(server.url, promises=promises), judge=judge, launch=worker_in_process)
         assert len(server.received) == 4
-    assert len(seen) == 1
-    assert all(record in seen for record in report.records)
+    assert seen
+    assert all(record.is_complete for record in report.records)
+
+
+async def test_a_judge_is_told_of_an_open_request_that_can_keep_its_promises_no_more():
+    """None is ever answered: without that the run would never end."""
+    promises = parse_promises("e2e=0.05")
+    async with MockServer([HANGS]) as server:
+        report = await run(
+            make_config(server.url, promises=promises), judge=lambda record: True, launch=worker_in_process
+        )
+    assert [record.index for record in report.records] == [0, 1, 2, 3]
+    assert report.summary.broken == {"e2e": 4}
+    assert (report.summary.num_abandoned, report.summary.errors) == (4, {})
+
+
+async def test_an_abandoned_request_has_what_came_until_then():
+    promises = parse_promises("ttft=1000,e2e=0.05")
+    async with MockServer([Behaviour(gap_s=1000.0)]) as server:
+        report = await run(
+            make_config(server.url, promises=promises), judge=lambda record: True, launch=worker_in_process
+        )
+    assert report.summary.broken == {"ttft": 0, "e2e": 4}
+    assert [record.output_tokens for record in report.records] == [1] * 4
 
 
 async def test_of_a_run_that_ended_early_the_records_end_before_the_first_open_request():

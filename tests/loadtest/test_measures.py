@@ -1,7 +1,10 @@
+import math
+
 import pytest
 
-from pdserve.loadtest.measures.kept import broken_promises, is_kept
-from pdserve.loadtest.measures.promise import Measure, Promise
+from pdserve.loadtest.client.exchange import ABANDONED
+from pdserve.loadtest.measures.kept import broken_promises, is_kept, latest_end_s
+from pdserve.loadtest.measures.promise import Measure, Promise, parse_promises
 from pdserve.loadtest.measures.summary import summarize
 from tests.loadtest.samples import make_record
 
@@ -26,6 +29,59 @@ def test_a_promise_counts_from_the_intended_send_time():
 
 def test_a_request_too_short_for_a_measure_keeps_its_promise():
     assert is_kept(make_record(token_times_s=(0.5,)), [TTFT_1S, TPOT_100MS, Promise(Measure.GAP, 0.1)])
+
+
+def make_abandoned(token_times_s, ended_s=5.0, planned_output_tokens=5):
+    """Sent at 1, open when its run was ended."""
+    return make_record(
+        intended_s=1.0,
+        token_times_s=token_times_s,
+        ended_s=ended_s,
+        planned_output_tokens=planned_output_tokens,
+        error=ABANDONED,
+    )
+
+
+@pytest.mark.parametrize(
+    ("measure", "token_times_s", "value"),
+    [
+        (Measure.TTFT, (), 4.0),
+        (Measure.TTFT, (2.0,), 1.0),
+        (Measure.SECOND, (2.0,), 4.0),
+        (Measure.SECOND, (2.0, 2.5), 1.5),
+        (Measure.TPOT, (2.0, 3.0), 0.75),
+        (Measure.GAP, (2.0, 3.0), 2.0),
+        (Measure.GAP, (2.0, 4.5), 2.5),
+        (Measure.E2E, (2.0, 3.0), 4.0),
+    ],
+)
+def test_an_abandoned_request_broke_what_no_end_of_it_could_have_kept(measure, token_times_s, value):
+    record = make_abandoned(token_times_s)
+    assert broken_promises(record, [Promise(measure, value)]) == ()
+    assert broken_promises(record, [Promise(measure, value - 0.001)]) == (measure,)
+    assert not is_kept(record, [Promise(measure, value)])
+
+
+@pytest.mark.parametrize("measure", [Measure.TPOT, Measure.GAP])
+def test_an_abandoned_request_without_a_token_says_nothing_of_its_stream(measure):
+    assert broken_promises(make_abandoned(()), [Promise(measure, 0.001)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("slo", "num_tokens", "latest_s"),
+    [
+        ("ttft=2,tpot=0.5", 5, 10 + 2 + 4 * 0.5),
+        ("ttft=2,tpot=0.5", 1, 10 + 2),
+        ("second=3,tpot=0.5", 5, 10 + 3 + 4 * 0.5),
+        ("ttft=2,gap=0.25,tpot=0.5", 5, 10 + 2 + 4 * 0.25),
+        ("ttft=2,tpot=0.5,e2e=3", 5, 10 + 3),
+        ("ttft=2", 5, math.inf),
+        ("tpot=0.5", 5, math.inf),
+        ("second=2", 1, math.inf),
+    ],
+)
+def test_a_request_that_keeps_its_promises_has_ended_by_a_time(slo, num_tokens, latest_s):
+    assert latest_end_s(10.0, num_tokens, parse_promises(slo)) == latest_s
 
 
 def test_attainment_counts_every_request_and_errors_miss():
