@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from pdserve.loadtest.measures.sse import Chunk
 
-
 # The kind of a Failure: the request was open when its run was ended, and nothing was wrong with it.
 ABANDONED = "abandoned"
 

@@ -57,6 +57,12 @@ def is_kept(record: Record, promises: Sequence[Promise]) -> bool:
     return record.is_complete and not broken_promises(record, promises)
 
 
+def _second_at_least(record: Record) -> float | None:
+    if record.planned_output_tokens < 2:
+        return None
+    return record.second_token_s if record.output_tokens > 1 else record.e2e_s
+
+
 def _tpot_at_least(record: Record) -> float | None:
     if not record.token_times_s or record.planned_output_tokens < 2:
         return None
@@ -72,7 +78,7 @@ def _gap_at_least(record: Record) -> float | None:
 # While what is measured has not happened, it has taken until the end of the run.
 _AT_LEAST: dict[Measure, Callable[[Record], float | None]] = {
     Measure.TTFT: lambda record: record.ttft_s if record.token_times_s else record.e2e_s,
-    Measure.SECOND: lambda record: record.second_token_s if record.output_tokens > 1 else record.e2e_s,
+    Measure.SECOND: _second_at_least,
     Measure.TPOT: _tpot_at_least,
     Measure.GAP: _gap_at_least,
     Measure.E2E: lambda record: record.e2e_s,

@@ -62,6 +62,10 @@ def test_an_abandoned_request_broke_what_no_end_of_it_could_have_kept(measure, t
     assert not is_kept(record, [Promise(measure, value)])
 
 
+def test_an_abandoned_request_of_one_token_has_no_second():
+    assert broken_promises(make_abandoned((), planned_output_tokens=1), [Promise(Measure.SECOND, 0.001)]) == ()
+
+
 @pytest.mark.parametrize("measure", [Measure.TPOT, Measure.GAP])
 def test_an_abandoned_request_without_a_token_says_nothing_of_its_stream(measure):
     assert broken_promises(make_abandoned(()), [Promise(measure, 0.001)]) == ()
