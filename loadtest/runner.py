@@ -15,7 +15,7 @@ from pdserve.loadtest.client.exchange import ABANDONED, Exchange, Failure
 from pdserve.loadtest.client.fleet import Launch, drive_fleet, worker_process
 from pdserve.loadtest.client.gauges import GaugeSampler
 from pdserve.loadtest.client.models import ServedModel, find_model
-from pdserve.loadtest.client.request import encode_request, prepare_job
+from pdserve.loadtest.client.request import encode_request, name_request, prepare_job
 from pdserve.loadtest.client.target import Api, Target
 from pdserve.loadtest.client.wire import exchange
 from pdserve.loadtest.config import BenchConfig
@@ -74,8 +74,8 @@ async def run(
     preflight = await asyncio.to_thread(plan_preflight, load, target.api, target.preflight, tokenizer)
     endpoint = await find_endpoint(target)
     started_at = datetime.now(UTC)
-    await _preflight(endpoint, preflight, target, model.name)
-    job = prepare_job(endpoint, target, model.name, schedule, f"bench-{load.seed}")
+    await _preflight(endpoint, preflight, target, model.name, load.seed)
+    job = prepare_job(endpoint, target, model.name, schedule, load.seed)
     exchanges = _Exchanges(schedule, config.promises, on_progress, judge)
     gauges = GaugeSampler(target)
     async with _watched(gauges):
@@ -112,11 +112,13 @@ def _check_fits(load: Load, target: Target, model: ServedModel) -> None:
         )
 
 
-async def _preflight(endpoint: Endpoint, preflight: tuple[PlannedRequest, ...], target: Target, model: str) -> None:
+async def _preflight(
+    endpoint: Endpoint, preflight: tuple[PlannedRequest, ...], target: Target, model: str, seed: int
+) -> None:
     """Send the preflight requests one after the other, unmeasured; the first that fails ends the run."""
     tls = open_tls(endpoint)
     for planned in preflight:
-        payload = encode_request(target, model, planned, f"bench-preflight-{planned.index}")
+        payload = encode_request(target, model, planned, name_request(seed, planned.index, is_preflight=True))
         start = time.monotonic()
         answered = await exchange(endpoint, tls, planned.index, payload, target.timeout_s, start)
         record = read_exchange(planned, answered, start)
@@ -193,12 +195,10 @@ class _Exchanges:
         return any([self._judge(record) for record in news])
 
     def finish(self, start: float) -> tuple[Record, ...]:
-        """The records of all that has ended or had broken a promise before the run was ended, in the schedule's order."""
+        """The records of all that has ended or had broken a promise when the run was, in the schedule's order."""
         self._records += [self._read(ended, start) for ended in self._exchanges]
         settled = (
-            record
-            for record in self._records
-            if not record.is_abandoned or broken_promises(record, self._promises)
+            record for record in self._records if not record.is_abandoned or broken_promises(record, self._promises)
         )
         return tuple(sorted(settled, key=lambda record: record.index))
 

@@ -102,7 +102,7 @@ async def compare_times(
 ) -> HarnessError:
     """The errors of driving a mock that runs on this machine."""
     schedule = plan_requests(load, target.api)
-    job = prepare_job(await find_endpoint(target), target, "mock", schedule, "selftest")
+    job = prepare_job(await find_endpoint(target), target, "mock", schedule, load.seed)
     exchanges: list[Exchange] = []
 
     def keep(exchange: Exchange, start: float) -> None:

@@ -11,21 +11,30 @@ from pdserve.loadtest.workload.chat import Chat
 from pdserve.loadtest.workload.schedule import PlannedRequest
 
 
-def prepare_job(endpoint: Endpoint, target: Target, model: str, schedule: Iterable[PlannedRequest], label: str) -> Job:
-    """All requests of a schedule; each goes out as X-Request-Id `label-INDEX`."""
+def prepare_job(endpoint: Endpoint, target: Target, model: str, schedule: Iterable[PlannedRequest], seed: int) -> Job:
+    """All requests of the schedule that a seed made."""
     requests = (
-        PreparedRequest(planned.index, planned.at_s, encode_request(target, model, planned, f"{label}-{planned.index}"))
+        PreparedRequest(
+            planned.index, planned.at_s, encode_request(target, model, planned, name_request(seed, planned.index))
+        )
         for planned in schedule
     )
     return Job(endpoint, target.timeout_s, target.max_concurrency, tuple(requests))
 
 
-def encode_request(target: Target, model: str, planned: PlannedRequest, label: str) -> bytes:
+def name_request(seed: int, index: int, is_preflight: bool = False) -> str:
+    """The X-Request-Id, to find the request in the server's log by its last part, the index.
+
+    In the form of a random UUID, since servers behind starlette-context (llama-cpp-python's) refuse any other.
+    """
+    return f"{seed & 0xFFFFFFFF:08x}-{int(is_preflight):04x}-4000-8000-{index:012d}"
+
+
+def encode_request(target: Target, model: str, planned: PlannedRequest, request_id: str) -> bytes:
     """The whole HTTP request that asks for exactly the planned output, as a stream with usage.
 
-    label goes out as X-Request-Id, to find the request in the server's log. Every request asks for a connection of
-    its own, as separate users would: a kept one may be closed by the server at the moment of its reuse, which would
-    count as the server's failure.
+    request_id goes out as X-Request-Id. Every request asks for a connection of its own, as separate users would: a kept
+    one may be closed by the server at the moment of its reuse, which would count as the server's failure.
     """
     body = _encode_body(planned, model)
     parts = urlsplit(target.url)
@@ -41,7 +50,7 @@ def encode_request(target: Target, model: str, planned: PlannedRequest, label: s
         "Connection: close",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
-        f"X-Request-Id: {label}",
+        f"X-Request-Id: {request_id}",
     ]
     head += [f"{name}: {value}" for name, value in target.headers.items()]
     return "\r\n".join([*head, "", ""]).encode("ascii") + body

@@ -41,7 +41,7 @@ def ignore(index: int) -> None:
 
 async def make_job(server, load=None, **target):
     load, target = load or make_load(), Target(server.url, **target)
-    return prepare_job(await find_endpoint(target), target, "mock", plan_requests(load, target.api), "test")
+    return prepare_job(await find_endpoint(target), target, "mock", plan_requests(load, target.api), load.seed)
 
 
 async def drive(job, num_processes=1, on_sent=ignore, launch=worker_in_process, **others):
@@ -190,7 +190,7 @@ async def test_a_worker_that_is_killed_ends_the_run_with_its_exit_code():
     # Of other tests: servers that they share.
     others = children()
 
-    def kill():
+    def kill(index):
         for pid in set(children()) - set(others):
             os.kill(pid, signal.SIGKILL)
 
@@ -203,7 +203,7 @@ async def test_cancelling_a_run_ends_its_processes():
     sent = asyncio.Event()
     before = children()
     async with MockServer([HANGS]) as server:
-        running = asyncio.create_task(drive(await make_job(server), 1, sent.set, worker_process))
+        running = asyncio.create_task(drive(await make_job(server), 1, lambda index: sent.set(), worker_process))
         await sent.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from pdserve.loadtest.client.models import find_model
+from pdserve.loadtest.client.request import name_request
 from pdserve.loadtest.client.target import Target
 from pdserve.loadtest.errors import OptionError, TargetError
 from pdserve.loadtest.measures.promise import Measure, Promise
@@ -38,7 +39,7 @@ async def test_times_are_never_earlier_than_the_server_made_them(api):
     assert {record.error for record in report.records} == {None}
     by_label = {received.request_id: received for received in server.received}
     for record in report.records:
-        received = by_label[f"bench-0-{record.index}"]
+        received = by_label[name_request(0, record.index)]
         assert record.output_tokens == len(record.token_times_s) == record.planned_output_tokens == 4
         assert record.ttft_s >= FIRST_S
         assert record.e2e_s >= record.token_times_s[-1] - record.intended_s >= FIRST_S + 3 * GAP_S
@@ -122,7 +123,7 @@ async def test_where_the_server_cuts_its_writes_changes_nothing(fault, api):
     report, server = await run_against(Behaviour(gap_s=0.002, fault=fault), api=api)
     by_label = {received.request_id: received for received in server.received}
     for record in report.records:
-        received = by_label[f"bench-0-{record.index}"]
+        received = by_label[name_request(0, record.index)]
         assert record.is_complete
         assert record.output_tokens == len(record.token_times_s) == 4
         for read_s, written_at in zip(record.token_times_s, received.written_at, strict=True):

@@ -5,12 +5,15 @@ import contextlib
 import ssl
 import subprocess
 import time
+import uuid
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdserve.loadtest.client import wire
 from pdserve.loadtest.client.endpoint import find_endpoint, open_tls
-from pdserve.loadtest.client.request import encode_request
+from pdserve.loadtest.client.request import encode_request, name_request
 from pdserve.loadtest.client.target import Api, Target
 from pdserve.loadtest.client.wire import exchange
 from pdserve.loadtest.errors import OptionError, TargetError
@@ -185,11 +188,16 @@ async def test_a_host_that_does_not_exist_is_named():
 
 
 async def test_the_request_carries_its_label_and_the_key():
-    request = encode_request(Target("http://h:1/base path", api_key="sesame"), "m", make_planned(), "bench-0-7")
+    request = encode_request(Target("http://h:1/base path", api_key="sesame"), "m", make_planned(), name_request(3, 7))
     head, _, body = request.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[0] == "POST /base%20path/v1/completions HTTP/1.1"
-    assert {"Host: h:1", "X-Request-Id: bench-0-7", "Authorization: Bearer sesame", "Connection: close"} < set(lines)
+    assert {
+        "Host: h:1",
+        "X-Request-Id: 00000003-0000-4000-8000-000000000007",
+        "Authorization: Bearer sesame",
+        "Connection: close",
+    } < set(lines)
     assert f"Content-Length: {len(body)}" in lines
 
 
@@ -238,3 +246,11 @@ async def test_a_certificate_that_nobody_trusts_is_a_failure(tls_server):
         exchanged = await ask(Target(server.url))
     assert exchanged.failure.kind == "connection"
     assert "CERTIFICATE_VERIFY_FAILED" in exchanged.failure.detail
+
+
+@given(st.integers(0, 2**63), st.integers(0, 10**9), st.booleans())
+def test_a_request_is_named_by_a_uuid_that_ends_in_its_index(seed, index, is_preflight):
+    name = name_request(seed, index, is_preflight)
+    assert str(uuid.UUID(name)) == name
+    assert uuid.UUID(name).version == 4
+    assert int(name.rsplit("-")[-1]) == index
