@@ -1,9 +1,11 @@
 """What is reported, as Markdown, to paste into an issue or a page."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from pdserve.loadtest.report.document import Document, describe_run
+from pdserve.loadtest.report.facts import Fact
 from pdserve.loadtest.report.json_file import write_whole
 from pdserve.loadtest.report.report import Report
 from pdserve.loadtest.report.tables import Table
@@ -22,10 +24,22 @@ def format_document(document: Document) -> str:
     if document.warning is not None:
         lines += [f"**{escape(document.warning)}**", ""]
     lines += [escape(document.lead), ""]
-    lines += [f"- **{escape(fact.label)}**: {escape(fact.text)}" for fact in reversed(document.facts)]
+    for fact, *more in reversed(_grouped(document.facts)):
+        lines.append(f"- **{escape(fact.label)}**: {escape(fact.text)}")
+        lines += [f"  - {escape(each.text)}" for each in more]
     for table in document.tables:
         lines += ["", f"**{escape(table.title)}**", "", *format_table(table)]
     return "\n".join(lines) + "\n"
+
+
+def _grouped(facts: Sequence[Fact]) -> list[list[Fact]]:
+    """Each fact that has a label with those after it that have none."""
+    groups: list[list[Fact]] = []
+    for fact in facts:
+        if fact.label or not groups:
+            groups.append([])
+        groups[-1].append(fact)
+    return groups
 
 
 def write_markdown(report: Report, path: Path) -> None:

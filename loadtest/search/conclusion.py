@@ -5,12 +5,16 @@ widened for having chosen both (Bonferroni over all pairs that might have been c
 reaches beyond 1 on both sides is none. Where colocated wins, the reason is what held the best split layout back.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.loadtest.measures.bootstrap import CONFIDENCE, Interval
 from pdserve.loadtest.search.diagnosis import Diagnosis
 from pdserve.loadtest.search.verdict import PromiseVerdict, Side, Verdict, compare_servers, highest_rate
+
+# Of a ratio that nothing bounds.
+_ANY = Interval(0.0, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ def _headline(verdict: Verdict, whole: PromiseVerdict, split: Candidate, colocat
 
 
 def _by_promise(each: PromiseVerdict, verdict: Verdict) -> str:
+    if each.interval == _ANY:
+        return f"{each.promise} alone: not known, no rate that was tried is clearly too high for it."
     if each.winner is None:
         return f"{each.promise} alone: no difference shown, {_by_how_much(each)} for splitting."
     shown = each if each.winner == verdict.name_a else _turned(each)

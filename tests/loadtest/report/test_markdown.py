@@ -1,4 +1,6 @@
-from pdserve.loadtest.report.markdown import format_markdown
+from pdserve.loadtest.report.document import Document
+from pdserve.loadtest.report.facts import Fact
+from pdserve.loadtest.report.markdown import format_document, format_markdown
 from tests.loadtest.report.runs import MIXED, make_report
 from tests.loadtest.samples import make_record
 
@@ -25,3 +27,9 @@ def test_words_of_a_server_cannot_break_the_table_or_the_page():
     assert "a \\| b \\<script\\>\\`x\\`" in text
     assert "<script>" not in text
     assert "### m\\|\\<b\\> at" in text
+
+
+def test_facts_without_a_label_belong_to_the_one_before():
+    facts = (Fact("promise", "kept"), Fact("", "by many"), Fact("", "nearly"), Fact("verdict", "yes"))
+    lines = format_document(Document(heading="h", lead="l", tables=(), facts=facts)).splitlines()
+    assert lines[-4:] == ["- **verdict**: yes", "- **promise**: kept", "  - by many", "  - nearly"]

@@ -3,6 +3,7 @@
 from pdserve.loadtest.search.conclusion import Candidate, conclude
 from pdserve.loadtest.search.diagnosis import Bound, Diagnosis
 from pdserve.loadtest.search.goodput import GoodputConfig
+from pdserve.loadtest.search.runs import Run
 from pdserve.loadtest.search.verdict import Side
 from tests.loadtest.synthetic import SyntheticServer, search_through
 
@@ -48,3 +49,11 @@ def test_without_a_split_layout_there_is_no_verdict():
     found = conclude_on(candidate("2 both", False, 1.0))
     assert found.headline.startswith("No verdict: no split layout")
     assert found.verdict is None
+
+
+def test_a_promise_that_no_rate_was_too_high_for_is_not_judged():
+    broken_in_ttft = Side("2 both", (Run(1.0, 0, (("ttft",),) * 60),))
+    kept = Side("1P1D", (Run(1.0, 0, ((),) * 60),))
+    candidates = [Candidate(broken_in_ttft, False, None), Candidate(kept, True, None)]
+    found = conclude(candidates, ["ttft", "tpot"], 0.9)
+    assert found.details[1] == "tpot alone: not known, no rate that was tried is clearly too high for it."
