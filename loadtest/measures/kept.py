@@ -32,18 +32,18 @@ def latest_end_s(at_s: float, num_tokens: int, promises: Sequence[Promise]) -> f
     at_s        its intended send time, which the answer counts from, too
     num_tokens  that it is answered with
     """
-    limits = {promise.measure: promise.limit_s for promise in promises}
-    end_s = limits.get(Measure.E2E, math.inf)
-    first = [Measure.TTFT] if num_tokens < 2 else [Measure.TTFT, Measure.SECOND]
-    first_s = min(limits.get(name, math.inf) for name in first)
+    limits = dict.fromkeys(Measure, math.inf) | {promise.measure: promise.limit_s for promise in promises}
     if num_tokens < 2:
-        return at_s + min(end_s, first_s)
-    token_s = min(limits.get(name, math.inf) for name in (Measure.TPOT, Measure.GAP))
-    return at_s + min(end_s, first_s + token_s * (num_tokens - 1))
+        return at_s + min(limits[Measure.E2E], limits[Measure.TTFT])
+    first_s = min(limits[Measure.TTFT], limits[Measure.SECOND])
+    token_s = min(limits[Measure.TPOT], limits[Measure.GAP])
+    return at_s + min(limits[Measure.E2E], first_s + token_s * (num_tokens - 1))
 
 
 def broken_promises(record: Record, promises: Sequence[Promise]) -> tuple[str, ...]:
-    """The names of the promises that a request broke that has not failed; one too short for a measure keeps it."""
+    """The names of the promises that a request broke: none if it failed; one too short for a measure keeps it."""
+    if record.has_failed:
+        return ()
     broken = []
     for promise in promises:
         value = measure(record, promise.measure)

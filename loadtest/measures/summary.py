@@ -151,7 +151,7 @@ def _of_window(records: Iterable[Record], window: Window) -> list[Record]:
 def _count_broken(records: Sequence[Record], promises: Sequence[Promise]) -> dict[str, int]:
     counts = {str(promise.measure): 0 for promise in promises}
     for record in records:
-        for name in () if record.has_failed else broken_promises(record, promises):
+        for name in broken_promises(record, promises):
             counts[name] += 1
     return counts
 

@@ -110,6 +110,6 @@ def _record_to_json(record: Record, promises: tuple[Promise, ...]) -> dict[str, 
     return {
         **encode(record),
         "kept": is_kept(record, promises),
-        "broken": [] if record.has_failed else list(broken_promises(record, promises)),
+        "broken": list(broken_promises(record, promises)),
         **{name: encode(getattr(record, name)) for name in _DERIVED},
     }

@@ -31,7 +31,7 @@ def gather_lanes(records: Sequence[Record], promises: Sequence[Promise], max_lan
 
 def _make_lane(record: Record, promises: Sequence[Promise]) -> Lane:
     flaw = record.error
-    if not record.has_failed and (broken := broken_promises(record, promises)):
+    if broken := broken_promises(record, promises):
         flaw = "broke " + ", ".join(broken)
     spans = time_line(record) if record.is_complete else None
     return Lane(record.index, spans or _clients_view(record), record.ended_s, flaw, record.has_failed)

@@ -48,7 +48,7 @@ def diagnose(records: Sequence[Record], promises: Sequence[Promise]) -> Diagnosi
     causes: Counter[Bound] = Counter()
     broken = []
     for record in records:
-        names = () if record.has_failed else broken_promises(record, promises)
+        names = broken_promises(record, promises)
         if names:
             broken.append(record)
             causes[_cause(record, names, limits)] += 1
