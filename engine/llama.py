@@ -19,6 +19,7 @@ from pdserve.engine.rope import Rope
 from pdserve.engine.weights import WeightReader
 from pdserve.kernels import reference
 from pdserve.kernels.cpu import CpuKernels, load_kernels
+from pdserve.kernels.layer_stack import LayerStack, StackLayer, StackRows, StackShape
 from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear
 
 AnyLinear = Linear | PackedLinear
@@ -73,6 +74,7 @@ class Llama:
         self.native = native
         self.kernels = self.native or reference
         self.causal = reference.causal_tile(embedding.dtype, embedding.device)
+        self.stack = _stack(config, layers[:-1], native, self.scale)
 
     def forward(self, batch: Batch, layer_kvs: list[Tensor]) -> Outputs:
         """Run the batch; writes its KV into the pool.
@@ -81,10 +83,13 @@ class Llama:
         """
         hidden = F.embedding(batch.token_ids, self.embedding)
         angles = self.rope.angles(batch.positions)
-        for layer, layer_kv in zip(self.layers[:-1], layer_kvs, strict=False):
-            q, keys, values = self._project(layer, hidden, angles, layer_kv, batch)
-            attended = self._attend(q, keys, values, layer_kv, batch, batch.chunks)
-            hidden = self._finish_layer(layer, hidden, attended)
+        if self.stack is not None and self.native is not None and self.native.can_attend_chunks(layer_kvs[0]):
+            self.stack.run(hidden, *angles, layer_kvs, _stack_rows(batch))
+        else:
+            for layer, layer_kv in zip(self.layers[:-1], layer_kvs, strict=False):
+                q, keys, values = self._project(layer, hidden, angles, layer_kv, batch)
+                attended = self._attend(q, keys, values, layer_kv, batch, batch.chunks)
+                hidden = self._finish_layer(layer, hidden, attended)
         # Of the last layer every token's KV is needed, but the output of sampled and of scored tokens only. Those go
         # through it apart: what is drawn has the same bits whether scores are wanted or not.
         layer_kv = layer_kvs[-1]
@@ -98,6 +103,15 @@ class Llama:
             attended = self._attend(q, keys, values, layer_kv, batch, batch.scored_chunks)
             scored = self._finish(hidden, attended, batch.scored)
         return Outputs(logits, scored)
+
+    def reads_in_place(self, layer_kv: Tensor) -> bool:
+        """Whether decode rows are read to their own lengths; see build_batch."""
+        return self.native is not None and self.native.can_decode(layer_kv)
+
+    def is_batch_invariant(self, layer_kv: Tensor) -> bool:
+        """Whether a token's bits do not depend on the other rows of its step, while rows are attended as chunks."""
+        is_packed = all(isinstance(layer.qkv, PackedLinear) for layer in self.layers)
+        return is_packed and self.native is not None and self.native.can_attend_chunks(layer_kv)
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[num_rows, vocab_size] float32 of outputs [num_rows, hidden]"""
@@ -151,6 +165,38 @@ class Llama:
         hidden = layer.out.add_to(hidden, attended)
         normed = self.kernels.rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
         return layer.down.add_to(hidden, layer.gated(normed))
+
+
+def _stack(config: ModelConfig, layers: list[LlamaLayer], native: CpuKernels | None, scale: float) -> LayerStack | None:
+    """The layers as one call, where the kernels take all of them."""
+    shape = StackShape(
+        config.hidden_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.intermediate_size,
+        config.rms_norm_eps,
+        scale,
+    )
+    if native is None or not layers or not shape.is_whole_vectors:
+        return None
+    packed = [
+        StackLayer(layer.attention_norm, layer.qkv, layer.out, layer.mlp_norm, layer.gated, layer.down)
+        for layer in layers
+        if isinstance(layer.qkv, PackedLinear)
+        and isinstance(layer.out, PackedLinear)
+        and isinstance(layer.gated, PackedGatedLinear)
+        and isinstance(layer.down, PackedLinear)
+    ]
+    return native.layer_stack(packed, shape) if len(packed) == len(layers) else None
+
+
+def _stack_rows(batch: Batch) -> StackRows:
+    return StackRows(
+        (batch.writes.tokens, batch.writes.block_ids, batch.writes.slots),
+        [(group.first, group.num_rows, group.block_ids, group.contexts) for group in batch.decode_groups],
+        [(chunk.first, chunk.num_tokens, chunk.context, chunk.block_ids) for chunk in batch.chunks],
+    )
 
 
 def load_llama(config: ModelConfig, reader: WeightReader, on_layer: Callable[[int], None]) -> Llama:

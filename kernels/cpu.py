@@ -7,11 +7,14 @@ in place, each row to its own length, so nobody has to pad, copy or mask. Called
 
 import ctypes
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pdserve.kernels import reference
+from pdserve.kernels.huge_pages import HugePages
+from pdserve.kernels.layer_stack import LayerStack, StackLayer, StackShape
 from pdserve.kernels.library import LibraryError, bind, load_library
 from pdserve.kernels.packed_linear import LANES, PANEL, PackedGatedLinear, PackedLinear, can_multiply
 
@@ -45,17 +48,22 @@ class CpuKernels:
             name: bind(library, f"{name}_{SUFFIXES[dtype]}", arguments) for name, arguments in SIGNATURES.items()
         }
         self._library = library
+        self._memory = HugePages()
         self.can_multiply = dtype == torch.bfloat16 and can_multiply(library)
         if self.can_multiply:
             self._calls["chunk_attention"] = bind(library, "chunk_attention_bf16", CHUNK_SIGNATURE)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return PackedLinear(self._library, weight, bias)
+        return PackedLinear(self._library, self._memory, weight, bias)
 
     def gated_linear(
         self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None
     ) -> PackedGatedLinear:
-        return PackedGatedLinear(self._library, gate, up, gate_bias, up_bias)
+        return PackedGatedLinear(self._library, self._memory, gate, up, gate_bias, up_bias)
+
+    def layer_stack(self, layers: Sequence[StackLayer], shape: StackShape) -> LayerStack:
+        """can_multiply is true"""
+        return LayerStack(self._library, layers, shape)
 
     def can_decode(self, layer_kv: Tensor) -> bool:
         """Whether decode_attention takes this pool; layer_kv as in kernels/reference.py."""

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pdserve.kernels.huge_pages import HugePages
 from pdserve.kernels.library import bind
 
 LANES = 16
@@ -50,17 +51,24 @@ class _Packed:
         self._in_features = 2 * panels.shape[1]
         self._calls = _products(library)
 
+    @property
+    def weight_pointer(self) -> int:
+        return self._panels.data_ptr()
+
+    @property
+    def bias_pointer(self) -> int | None:
+        return None if self._bias is None else self._bias.data_ptr()
+
     def _run(self, name: str, x: Tensor, out: Tensor, *more: int) -> Tensor:
         assert x.shape[-1] == self._in_features, f"x is {tuple(x.shape)}, the weight takes {self._in_features}"
         assert x.stride(-1) == 1
         assert out.shape == (x.shape[0], self._out_features)
         assert out.is_contiguous()
-        bias = None if self._bias is None else self._bias.data_ptr()
         self._calls[name](
             x.data_ptr(),
             x.stride(0),
-            self._panels.data_ptr(),
-            bias,
+            self.weight_pointer,
+            self.bias_pointer,
             out.data_ptr(),
             x.shape[0],
             self._out_features,
@@ -77,9 +85,9 @@ class PackedLinear(_Packed):
     bias    [out_features] bf16 or None
     """
 
-    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None):
+    def __init__(self, library: ctypes.CDLL, memory: HugePages, weight: Tensor, bias: Tensor | None):
         bias = None if bias is None else _padded(bias.float(), PANEL)
-        super().__init__(library, _pack(_padded(weight, PANEL)), bias, weight.shape[0])
+        super().__init__(library, _pack(_padded(weight, PANEL), memory), bias, weight.shape[0])
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_rows, in_features] -> [num_rows, out_features]"""
@@ -98,14 +106,20 @@ class PackedGatedLinear(_Packed):
     """y = silu(x G^T + b) * (x U^T + c), rounded once; weights and biases as in PackedLinear."""
 
     def __init__(
-        self, library: ctypes.CDLL, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None
+        self,
+        library: ctypes.CDLL,
+        memory: HugePages,
+        gate: Tensor,
+        up: Tensor,
+        gate_bias: Tensor | None,
+        up_bias: Tensor | None,
     ):
         bias = None
         if gate_bias is not None or up_bias is not None:
             none = gate.new_zeros(gate.shape[0])
             biases = [none if part is None else part for part in (gate_bias, up_bias)]
             bias = _interleaved(*(part.float() for part in biases))
-        super().__init__(library, _pack(_interleaved(gate, up)), bias, gate.shape[0])
+        super().__init__(library, _pack(_interleaved(gate, up), memory), bias, gate.shape[0])
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_rows, in_features] -> [num_rows, out_features]"""
@@ -123,6 +137,7 @@ def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
     return torch.cat(halves, dim=1).flatten(0, 2)
 
 
-def _pack(weight: Tensor) -> Tensor:
+def _pack(weight: Tensor, memory: HugePages) -> Tensor:
     """[num_panels * PANEL, in_features] -> [num_panels, in_features / 2, 2, LANES, 2]"""
-    return weight.view(-1, 2, LANES, weight.shape[1] // 2, 2).permute(0, 3, 1, 2, 4).contiguous()
+    panels = weight.view(-1, 2, LANES, weight.shape[1] // 2, 2).permute(0, 3, 1, 2, 4)
+    return memory.empty(tuple(panels.shape), panels.dtype).copy_(panels)

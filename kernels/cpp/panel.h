@@ -13,6 +13,10 @@ constexpr int64_t PANEL = 2 * LANES;
 // 2 accumulators a row, 2 vectors of weights and the broadcast pair: 31 of 32 registers.
 constexpr int64_t MAX_ROWS = 14;
 
+// With many rows the hardware reads ahead too late: it sees the next weights only when the products reach them. With few
+// it does better alone. 8 rows 15.7 -> 13.1 ms, 16 rows 27.4 -> 22.9 ms (SmolLM2-135M, one core, December 2026).
+constexpr int64_t AHEAD_ROWS = 5, AHEAD = 8192;
+
 typedef float Tile[MAX_ROWS][PANEL];
 
 template <int64_t ROWS>
@@ -21,6 +25,10 @@ INLINE void multiply(const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t
     for (int64_t row = 0; row < ROWS; ++row) low[row] = high[row] = _mm512_setzero_ps();
     for (int64_t pair = 0; pair < num_pairs; ++pair, panel += 2 * PANEL) {
         const __m512bh a = (__m512bh)_mm512_loadu_si512(panel), b = (__m512bh)_mm512_loadu_si512(panel + PANEL);
+        if (ROWS >= AHEAD_ROWS) {
+            __builtin_prefetch(panel + AHEAD, 0, 2);
+            __builtin_prefetch(panel + AHEAD + PANEL, 0, 2);
+        }
 #pragma GCC unroll 14
         for (int64_t row = 0; row < ROWS; ++row) {
             int32_t inputs;

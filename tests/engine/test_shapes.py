@@ -71,6 +71,8 @@ def test_attention_over_blocks_equals_plain_attention(tmp_path, monkeypatch, hea
         seen.append((q.clone(), out.clone()))
         return out
 
+    # Layer by layer, so that the first one's attention can be seen.
+    engine.model.stack = None
     monkeypatch.setattr(type(engine.model), "_attend", watch)
     for length in LENGTHS:
         prompt, blocks = make_prompt(length, seed=length), table(0, 64)

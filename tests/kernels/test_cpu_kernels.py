@@ -9,6 +9,7 @@ import torch
 from pdserve.kernels import reference
 from pdserve.kernels.cpu import CpuKernels
 from pdserve.kernels.library import load_library
+from tests.cpu import skip_unless_it_multiplies_bf16
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -160,11 +161,9 @@ def test_a_chunk_with_the_fused_softmax_agrees_with_the_reference(kernels, dtype
 
 @pytest.fixture
 def multiplying() -> CpuKernels:
+    skip_unless_it_multiplies_bf16()
     torch.manual_seed(1)
-    kernels = CpuKernels(load_library(), torch.bfloat16)
-    if not kernels.can_multiply:
-        pytest.skip("this CPU does not multiply bf16 itself")
-    return kernels
+    return CpuKernels(load_library(), torch.bfloat16)
 
 
 def attend_chunk(kernels: CpuKernels, q: torch.Tensor, layer_kv: torch.Tensor, table: list[int], context: int):

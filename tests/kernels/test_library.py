@@ -96,7 +96,8 @@ def test_an_engine_on_the_reference_draws_the_same_tokens_as_one_on_the_compiled
         engine = make_engine(model_dir)
         assert engine.model.native is not None
         if serves_reference:
-            engine.model.native, engine.model.kernels = None, reference
+            engine.model.native, engine.model.kernels, engine.model.stack = None, reference, None
+            engine.attach(engine._pool)
         tables = [table(4 * index, 4) for index in range(len(prompts))]
         tokens = [generate(engine, prompts[i], 1, chunk=20, blocks=tables[i])[0] for i in range(len(prompts))]
         steps = [tokens]

@@ -2,16 +2,15 @@
 
 import ctypes
 import mmap
-import shutil
 
 import pytest
 import torch
 from torch import Tensor
 
+from pdserve.kernels.huge_pages import HugePages
 from pdserve.kernels.library import load_library
-from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear, can_multiply
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear
+from tests.cpu import skip_unless_it_multiplies_bf16
 
 # One row, a full block of fourteen, one more, two blocks, one more, and many.
 ROWS = [1, 2, 13, 14, 15, 28, 29, 33, 300]
@@ -24,9 +23,8 @@ NAN = float("nan")
 
 @pytest.fixture
 def library():
+    skip_unless_it_multiplies_bf16()
     library = load_library()
-    if not can_multiply(library):
-        pytest.skip("this CPU does not multiply bf16")
     torch.manual_seed(1)
     return library
 
@@ -68,7 +66,10 @@ def assert_nothing_beyond(buffer: Tensor, part: Tensor) -> None:
 @pytest.mark.parametrize("num_rows", [1, 14, 15, 33])
 def test_nothing_is_written_beyond_the_result(library, num_rows: int, out_features: int):
     x, weight, up = make(num_rows, 70), make(out_features, 70), make(out_features, 70)
-    linear, gated = PackedLinear(library, weight, None), PackedGatedLinear(library, weight, up, None, None)
+    linear, gated = (
+        PackedLinear(library, HugePages(), weight, None),
+        PackedGatedLinear(library, HugePages(), weight, up, None, None),
+    )
     buffer, hidden = guarded(num_rows, out_features, torch.bfloat16)
     hidden.zero_()
     linear.add_to(hidden, x)
@@ -95,8 +96,8 @@ def test_nothing_is_read_beyond_the_rows(library, num_rows: int):
     assert libc.mprotect(ctypes.c_void_p(x.data_ptr() + 2 * num_values), mmap.PAGESIZE, 0) == 0
     x.copy_(make(num_rows, 70))
     weight = make(33, 70)
-    assert_within(PackedLinear(library, weight, None)(x), *product(x, weight))
-    assert PackedGatedLinear(library, weight, weight, None, None)(x).isfinite().all()
+    assert_within(PackedLinear(library, HugePages(), weight, None)(x), *product(x, weight))
+    assert PackedGatedLinear(library, HugePages(), weight, weight, None, None)(x).isfinite().all()
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
@@ -105,7 +106,7 @@ def test_nothing_is_read_beyond_the_rows(library, num_rows: int):
 def test_a_product_is_right_but_for_one_rounding(library, num_rows: int, out_features: int, has_bias: bool):
     x, weight = make(num_rows, 70), make(out_features, 70)
     bias = make(out_features) if has_bias else None
-    linear = PackedLinear(library, weight, bias)
+    linear = PackedLinear(library, HugePages(), weight, bias)
     expected, slack = product(x, weight, bias)
     y, logits = linear(x), linear.logits(x)
     assert (y.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
@@ -116,7 +117,7 @@ def test_a_product_is_right_but_for_one_rounding(library, num_rows: int, out_fea
 @pytest.mark.parametrize("in_features", [2, 4, 30, 576, 1536])
 def test_every_even_number_of_inputs_is_summed_to_the_end(library, in_features: int):
     x, weight, bias = make(15, in_features), make(33, in_features), make(33)
-    assert_within(PackedLinear(library, weight, bias).logits(x), *product(x, weight, bias), rounding=0.0)
+    assert_within(PackedLinear(library, HugePages(), weight, bias).logits(x), *product(x, weight, bias), rounding=0.0)
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
@@ -129,7 +130,7 @@ def test_adding_in_place_rounds_once(library, num_rows: int, out_features: int, 
     y, slack = product(x, weight, bias)
     hidden = (-y * (1 + 0.01 * torch.randn(y.shape))).bfloat16()
     expected = hidden.double() + y
-    result = PackedLinear(library, weight, bias).add_to(hidden, x)
+    result = PackedLinear(library, HugePages(), weight, bias).add_to(hidden, x)
     assert result.data_ptr() == hidden.data_ptr()
     assert_within(hidden, expected, slack)
 
@@ -140,7 +141,7 @@ def test_adding_in_place_rounds_once(library, num_rows: int, out_features: int, 
 def test_a_gated_product_is_right_but_for_one_rounding(library, num_rows: int, out_features: int, has_bias: bool):
     x, gate, up = make(num_rows, 70), make(out_features, 70, scale=0.3), make(out_features, 70)
     gate_bias, up_bias = (make(out_features), make(out_features)) if has_bias else (None, None)
-    gated = PackedGatedLinear(library, gate, up, gate_bias, up_bias)(x)
+    gated = PackedGatedLinear(library, HugePages(), gate, up, gate_bias, up_bias)(x)
     (g, g_slack), (u, u_slack) = product(x, gate, gate_bias), product(x, up, up_bias)
     expected = torch.nn.functional.silu(g) * u
     # Silu is nowhere steeper than 1.1, and its exponential is within 2e-7.
@@ -153,7 +154,7 @@ def test_silu_of_large_numbers_is_the_number_or_nothing(library, size: float):
     """One input goes through the gate as it is, the other multiplies it by one."""
     x = torch.tensor([[size, 1.0], [-size, 1.0]]).bfloat16()
     gate, up = torch.tensor([[1.0, 0.0]]).bfloat16(), torch.tensor([[0.0, 1.0]]).bfloat16()
-    above, below = PackedGatedLinear(library, gate, up, None, None)(x).flatten().tolist()
+    above, below = PackedGatedLinear(library, HugePages(), gate, up, None, None)(x).flatten().tolist()
     assert above == pytest.approx(size, rel=BF16)
     assert below == pytest.approx(-float(x[0, 0]) * torch.tensor(-size).double().exp().item(), rel=0.2, abs=1e-35)
 
@@ -162,7 +163,7 @@ def test_silu_follows_its_curve_from_one_end_to_the_other(library):
     gates = torch.linspace(-100, 100, 2001).bfloat16()
     x = torch.stack((gates, torch.ones_like(gates)), dim=1)
     gate, up = torch.tensor([[1.0, 0.0]]).bfloat16(), torch.tensor([[0.0, 1.0]]).bfloat16()
-    y = PackedGatedLinear(library, gate, up, None, None)(x).flatten()
+    y = PackedGatedLinear(library, HugePages(), gate, up, None, None)(x).flatten()
     expected = torch.nn.functional.silu(gates.double())
     # Below -87 it becomes nothing.
     assert_within(y, expected, 1e-6 * expected.abs() + 1e-35)
@@ -175,7 +176,10 @@ def test_rows_may_be_part_of_a_wider_matrix(library, num_rows: int):
     x = wide[:, 50:120]
     weight, up = make(33, 70), make(33, 70)
     dense = x.contiguous()
-    linear, gated = PackedLinear(library, weight, None), PackedGatedLinear(library, weight, up, None, None)
+    linear, gated = (
+        PackedLinear(library, HugePages(), weight, None),
+        PackedGatedLinear(library, HugePages(), weight, up, None, None),
+    )
     hidden = make(num_rows, 33)
     assert torch.equal(linear(x), linear(dense))
     assert torch.equal(linear.logits(x), linear.logits(dense))
@@ -188,15 +192,20 @@ def test_weights_may_be_part_of_a_wider_matrix(library):
     x, wide, bias = make(5, 70), make(130, 100), make(130)
     for rows in (slice(0, 64), slice(3, 20)):
         weight = wide[rows, 10:80]
-        assert_within(PackedLinear(library, weight, bias[rows])(x), *product(x, weight, bias[rows]))
+        assert_within(PackedLinear(library, HugePages(), weight, bias[rows])(x), *product(x, weight, bias[rows]))
     gate, up = wide[:64, 10:80], wide[64:128, 10:80]
-    gated = PackedGatedLinear(library, gate, up, None, None)
-    assert torch.equal(gated(x), PackedGatedLinear(library, gate.contiguous(), up.contiguous(), None, None)(x))
+    gated = PackedGatedLinear(library, HugePages(), gate, up, None, None)
+    assert torch.equal(
+        gated(x), PackedGatedLinear(library, HugePages(), gate.contiguous(), up.contiguous(), None, None)(x)
+    )
 
 
 def test_a_row_comes_out_the_same_bit_by_bit_alone_and_among_45_others(library):
     x, weight, up, bias = make(46, 576), make(97, 576), make(97, 576), make(97)
-    linear, gated = PackedLinear(library, weight, bias), PackedGatedLinear(library, weight, up, bias, bias)
+    linear, gated = (
+        PackedLinear(library, HugePages(), weight, bias),
+        PackedGatedLinear(library, HugePages(), weight, up, bias, bias),
+    )
     hidden = make(46, 97)
     calls = [
         lambda rows: linear(x[rows]),
@@ -215,7 +224,10 @@ def test_what_is_no_number_stays_in_its_row(library, num_rows: int):
     x, weight, up = make(num_rows, 70), make(33, 70), make(33, 70)
     clean, row = x.clone(), num_rows // 2
     x[row, 69] = NAN
-    linear, gated = PackedLinear(library, weight, None), PackedGatedLinear(library, weight, up, None, None)
+    linear, gated = (
+        PackedLinear(library, HugePages(), weight, None),
+        PackedGatedLinear(library, HugePages(), weight, up, None, None),
+    )
     hidden = make(num_rows, 33)
     calls = [linear, linear.logits, lambda x: linear.add_to(hidden.clone(), x), gated]
     others = [index for index in range(num_rows) if index != row]
@@ -227,14 +239,14 @@ def test_what_is_no_number_stays_in_its_row(library, num_rows: int):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_no_rows_are_no_work(library, dtype: torch.dtype):
-    linear = PackedLinear(library, make(33, 70), None)
+    linear = PackedLinear(library, HugePages(), make(33, 70), None)
     y = linear(make(0, 70)) if dtype == torch.bfloat16 else linear.logits(make(0, 70))
     assert y.shape == (0, 33)
     assert y.dtype == dtype
 
 
 def test_inputs_of_another_size_are_refused(library):
-    linear = PackedLinear(library, make(33, 70), None)
+    linear = PackedLinear(library, HugePages(), make(33, 70), None)
     with pytest.raises(AssertionError, match="the weight takes 70"):
         linear(make(2, 72))
     with pytest.raises(AssertionError):
