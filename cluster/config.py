@@ -150,6 +150,9 @@ class Memory:
 class Compute:
     num_threads: int | None = setting(None, readers.integer(1, 1024), "torch threads (default: one a core)")
     cores: tuple[int, ...] | None = setting(None, readers.core_list(), "cores to run on, like 0,2-3 (default: all)")
+    batch_invariant: str = rare_setting(
+        "off", readers.choice("on", "off"), "on: the same bits whatever else is computed in a step"
+    )
 
 
 MAX_STEP_TOKENS = setting(256, readers.integer(1, 1 << 16), "most tokens in one step: the chunk budget")

@@ -11,12 +11,13 @@ Dims, the same everywhere:
     num_blocks    blocks of the pool           block_size    token slots of a block
     context       tokens a row attends to, its own included
 
-Order of the tokens: decode rows (one query token), longest context first and cut into groups of like
-length; then chunks; then padding. Called by Engine on its thread.
+Order of the tokens: decode rows (one query token), longest context first and, where they need padding, cut into
+groups of like length; then chunks; then padding. Called by Engine on its thread.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 from torch import Tensor
@@ -134,14 +135,34 @@ def _check_scored(row: Row, scored: Scored, vocab_size: int) -> None:
         raise LayoutError(f"row {row.key} scores a token id outside the vocabulary of {vocab_size}")
 
 
-def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_rows: int = 1) -> Batch:
+class Decoding(StrEnum):
+    """How rows of one query token are attended.
+
+    PADDED     in groups, padded to a like length (kernels/reference.py)
+    IN_PLACE   in one group, each read to its own length
+    AS_CHUNKS  as chunks of one token: the arithmetic is the same whichever step a token comes in
+    """
+
+    PADDED = "padded"
+    IN_PLACE = "in place"
+    AS_CHUNKS = "as chunks"
+
+
+def build_batch(
+    rows: Sequence[Row],
+    spec: KVSpec,
+    device: torch.device,
+    min_rows: int = 1,
+    decoding: Decoding = Decoding.PADDED,
+) -> Batch:
     """Flatten the rows of a plan.
 
     rows      at least one, each checked by check_rows
     min_rows  the batch and the sampled rows are padded to it
     """
-    decodes = sorted((row for row in rows if len(row.token_ids) == 1), key=lambda row: -row.start)
-    chunks = [row for row in rows if len(row.token_ids) > 1]
+    shortest_chunk = 1 if decoding is Decoding.AS_CHUNKS else 2
+    decodes = sorted((row for row in rows if len(row.token_ids) < shortest_chunk), key=lambda row: -row.start)
+    chunks = [row for row in rows if len(row.token_ids) >= shortest_chunk]
     token_ids: list[int] = []
     positions: list[int] = []
     firsts: list[int] = []
@@ -160,7 +181,7 @@ def build_batch(rows: Sequence[Row], spec: KVSpec, device: torch.device, min_row
         positions=_indices(positions + [0] * num_padding, device),
         num_padding=num_padding,
         writes=_writes(decodes + chunks, spec.block_size, num_padding, device),
-        decode_groups=tuple(_decode_groups(decodes, spec, device)),
+        decode_groups=tuple((_unpadded if decoding is Decoding.IN_PLACE else _decode_groups)(decodes, spec, device)),
         chunks=tuple(chunk for chunk, _ in chunk_rows),
         chunk_ends=tuple(chunk.end() for chunk, row in chunk_rows if row.samples),
         sampled=_indices(last_tokens + last_tokens[:1] * (min_rows - len(sampled)), device),
@@ -193,6 +214,17 @@ def _writes(rows: list[Row], block_size: int, num_padding: int, device: torch.de
         block_ids=_indices(block_ids, device),
         slots=_indices(slots, device),
     )
+
+
+def _unpadded(rows: list[Row], spec: KVSpec, device: torch.device) -> list[DecodeGroup]:
+    """All rows, longest context first, as one group."""
+    if not rows:
+        return []
+    most = spec.num_blocks_for(rows[0].start + 1)
+    tables = [row.block_ids[: spec.num_blocks_for(row.start + 1)] for row in rows]
+    block_ids = [block for table in tables for block in table + table[:1] * (most - len(table))]
+    contexts = _indices([row.start + 1 for row in rows], device)
+    return [DecodeGroup(0, len(rows), most * spec.block_size, contexts, _indices(block_ids, device), None, None)]
 
 
 def _decode_groups(rows: list[Row], spec: KVSpec, device: torch.device) -> list[DecodeGroup]:

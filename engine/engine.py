@@ -15,7 +15,7 @@ from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.kv_spec import DTYPE_BYTES, KVSpec
 from pdserve.core.logprobs import Logprobs
 from pdserve.core.model_config import ModelConfig, load_model_config
-from pdserve.engine.batch import build_batch, check_moves, check_rows
+from pdserve.engine.batch import Decoding, build_batch, check_moves, check_rows
 from pdserve.engine.checksum import block_checksum
 from pdserve.engine.kv_pool import KVPool
 from pdserve.engine.likelihood import finite, log_probabilities
@@ -23,7 +23,7 @@ from pdserve.engine.linear import is_native_on_cpu
 from pdserve.engine.llama import Llama, load_llama
 from pdserve.engine.sampler import draw
 from pdserve.engine.step import BlockMove, Draw, Row, Seal, StepPlan, StepResult
-from pdserve.engine.weights import WeightReader
+from pdserve.engine.weights import WeightReader, return_freed_memory
 from pdserve.kernels.draw import load_draw
 
 # Tokens whose logits are held at once when the tokens of prompts are scored: 13 MB with 49,152 ids.
@@ -35,12 +35,22 @@ Progress = Callable[[str, float], None]
 class Engine:
     """A loaded model; see Engine.load. Nothing can be stepped before `attach`."""
 
-    def __init__(self, model: Llama, config: ModelConfig, dtype: str, device: str, max_model_len: int):
+    def __init__(
+        self,
+        model: Llama,
+        config: ModelConfig,
+        dtype: str,
+        device: str,
+        max_model_len: int,
+        batch_invariant: bool = False,
+    ):
         self.config = config
         self.dtype = dtype
         self.max_model_len = max_model_len
         self.model = model
         self._device = torch.device(device)
+        self._is_batch_invariant = batch_invariant
+        self._decoding = Decoding.PADDED
         self._draw_kernels = load_draw() if device == "cpu" else None
         self._pool: KVPool | None = None
         self._layer_kvs: list[torch.Tensor] = []
@@ -54,6 +64,7 @@ class Engine:
         dtype: str = "auto",
         max_model_len: int | None = None,
         num_threads: int = 1,
+        batch_invariant: bool = False,
         progress: Progress | None = None,
     ) -> "Engine":
         """Load a Hugging Face folder.
@@ -61,6 +72,8 @@ class Engine:
         dtype          "auto" (see resolve_dtype) or a name in DTYPE_BYTES
         max_model_len  None means the checkpoint's own limit
         num_threads    of the calling thread's tensor operations on the CPU
+        batch_invariant  a token's result has the same bits whatever is computed in the same step; attach refuses what
+                       cannot be
         progress       hears (phase, share done in 0..1)
         Raises ModelError for a checkpoint that cannot be served, ConfigError for a setting.
         """
@@ -73,7 +86,13 @@ class Engine:
         report = progress or (lambda phase, share: None)
         with torch.inference_mode(), WeightReader(model_dir, getattr(torch, name), device) as reader:
             model = load_llama(config, reader, lambda index: report("load weights", (index + 1) / config.num_layers))
-        return cls(model, config, name, device, length)
+        return_freed_memory()
+        return cls(model, config, name, device, length, batch_invariant)
+
+    @property
+    def compute(self) -> str:
+        """What its numbers depend on: nodes that differ in it do not take each other's KV."""
+        return f"{self.dtype}, batch-invariant" if self._is_batch_invariant else self.dtype
 
     def kv_spec(self, block_size: int = 32) -> KVSpec:
         """The layout of this model's KV blocks in its serving dtype."""
@@ -81,7 +100,8 @@ class Engine:
         return KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, self.dtype, block_size)
 
     def attach(self, pool: KVPool) -> None:
-        """Use this pool from now on. Raises LayoutError when it was made for another model or device."""
+        """Use this pool from now on. Raises LayoutError when it was made for another model or device, ConfigError when
+        results cannot be batch-invariant, but are to be."""
         expected = self.kv_spec(pool.spec.block_size)
         if pool.spec != expected:
             raise LayoutError(f"pool holds {pool.spec}, the model needs {expected}")
@@ -89,6 +109,18 @@ class Engine:
             raise LayoutError(f"pool is on {pool.data.device}, the model on {self._device}")
         self._pool = pool
         self._layer_kvs = [pool.data[:, :, index] for index in range(self.config.num_layers)]
+        self._decoding = self._decoding_of(self._layer_kvs[0])
+
+    def _decoding_of(self, layer_kv: torch.Tensor) -> Decoding:
+        if not self._is_batch_invariant:
+            return Decoding.IN_PLACE if self.model.reads_in_place(layer_kv) else Decoding.PADDED
+        if not self.model.is_batch_invariant(layer_kv):
+            raise ConfigError(
+                f"--batch-invariant on: {self.dtype} with heads of {self.config.head_dim} on this machine is computed "
+                "by kernels whose sums depend on the batch; it takes bfloat16, heads of a multiple of 32, one thread, "
+                "and a CPU with AVX-512-BF16"
+            )
+        return Decoding.AS_CHUNKS
 
     def detach(self) -> None:
         """Drop every view of the pool, so that its owner can close the buffer."""
@@ -117,7 +149,7 @@ class Engine:
 
     def _forward(self, plan: StepPlan, pool: KVPool) -> tuple[dict[int, tuple[Draw, ...]], dict[int, Logprobs]]:
         """Draws and scores by row key."""
-        batch = build_batch(plan.rows, pool.spec, self._device, self.model.min_rows)
+        batch = build_batch(plan.rows, pool.spec, self._device, self.model.min_rows, self._decoding)
         outputs = self.model.forward(batch, self._layer_kvs)
         draws = draw(outputs.logits, [row.samples for row in batch.sampled_rows], self._draw_kernels)
         scores = self._score(outputs.scored, batch.scored_rows)

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 
+Load = Callable[..., Engine]
+
 
 @dataclass(slots=True)
 class NodeParts:
@@ -48,22 +50,28 @@ class NodeParts:
         self.memory.close()
 
 
-def load_node_parts(name: str, serving: NodeServing, memory: Memory, compute: Compute, max_running: int) -> NodeParts:
-    """Raises ModelError for a checkpoint that cannot be served, ConfigError for a pool that makes no sense."""
+def load_node_parts(
+    name: str, serving: NodeServing, memory: Memory, compute: Compute, max_running: int, load: Load = Engine.load
+) -> NodeParts:
+    """load: makes the engine, with the arguments of Engine.load.
+
+    Raises ModelError for a checkpoint that cannot be served, ConfigError for a pool that makes no sense.
+    """
     model_dir = serving.model
     assert model_dir is not None, "the command line resolves the demo model"
     phases = PhaseLog()
 
-    def load() -> Engine:
-        return Engine.load(
+    def load_engine() -> Engine:
+        return load(
             model_dir,
             device=serving.device,
             dtype=serving.dtype,
             max_model_len=serving.max_model_len,
             num_threads=compute.num_threads or len(compute.cores or current_cores()),
+            batch_invariant=compute.batch_invariant == "on",
         )
 
-    thread = EngineThread(load)
+    thread = EngineThread(load_engine)
     engine = thread.engine
     phases.end("load model")
     spec = engine.kv_spec(memory.block_size)
@@ -129,6 +137,6 @@ def _facts(model_dir: Path, engine: Engine, spec: KVSpec) -> Facts:
         tokenizer=tokenizer_digest(model_dir),
         kv_spec=spec.digest(),
         kv_fingerprint=kv_fingerprint(checkpoint, engine.config, spec),
-        compute=engine.dtype,
-        accept_compute=(engine.dtype,),
+        compute=engine.compute,
+        accept_compute=(engine.compute,),
     )

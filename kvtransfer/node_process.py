@@ -9,7 +9,8 @@ from pdserve.cluster import event_loop
 from pdserve.cluster.config import Compute, Memory, NodeServing
 from pdserve.cluster.logs import start_logging
 from pdserve.cluster.node_life import Ending
-from pdserve.kvtransfer.node_parts import NodeParts, load_node_parts
+from pdserve.engine.engine import Engine
+from pdserve.kvtransfer.node_parts import Load, NodeParts, load_node_parts
 
 Serve = Callable[[Any, NodeParts, Ending], Awaitable[None]]
 
@@ -27,13 +28,13 @@ class NodeConfig(Protocol):
     def compute(self) -> Compute: ...
 
 
-def run_node(config: NodeConfig, max_running: int, serve: Serve) -> int:
+def run_node(config: NodeConfig, max_running: int, serve: Serve, load: Load = Engine.load) -> int:
     """Load the model and run `serve` until a signal: the first one drains the node, the second ends it.
 
-    Returns the exit code.
+    load: makes the engine. Returns the exit code.
     """
     start_logging()
-    parts = load_node_parts(config.name, config.serving, config.memory, config.compute, max_running)
+    parts = load_node_parts(config.name, config.serving, config.memory, config.compute, max_running, load)
     try:
         event_loop.run(_until_signal(config, parts, serve))
     finally:
