@@ -14,7 +14,6 @@ import fcntl
 import functools
 import hmac
 import logging
-import mmap
 import os
 import secrets
 import socket
@@ -25,6 +24,7 @@ from pdserve.cluster.messages import PoolOffer
 from pdserve.core.errors import ConfigError, LayoutError
 from pdserve.core.ids import Epoch
 from pdserve.core.kv_spec import PAGE_BYTES, data_offset
+from pdserve.kvtransfer.shared_map import map_readable, map_writable
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class PoolMemory:
         try:
             os.ftruncate(fd, num_bytes)
             # Pages are taken now: later they would cost every first write, or find no memory left.
-            pages = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ | mmap.PROT_WRITE)
+            buffer = map_writable(fd, num_bytes)
             # Only the map above may ever write; and nobody may seal any further.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
         except OSError as error:
@@ -85,7 +85,7 @@ class PoolMemory:
             raise ConfigError(
                 f"cannot set up {num_bytes} bytes of shared memory for the KV pool: {error.strerror}"
             ) from error
-        return cls(fd, memoryview(pages))
+        return cls(fd, buffer)
 
     def close(self) -> None:
         """Give the memory up; twice is nothing. It goes when the last tensor or view on it is gone.
@@ -239,4 +239,4 @@ def _map_sealed(fd: int, num_bytes: int) -> memoryview:
     size = os.fstat(fd).st_size
     if size < num_bytes:
         raise LayoutError(f"the pool handed over has {size} bytes, {num_bytes} were offered")
-    return memoryview(mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
+    return map_readable(fd, num_bytes)
