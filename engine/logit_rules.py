@@ -22,26 +22,36 @@ from pdserve.core.sampling import SamplingParams
 from pdserve.engine.step import SampleSpec
 
 
+def changes_logits(spec: SampleSpec) -> bool:
+    return bool(spec.params.logit_bias) or _penalises(spec) or _holds_back(spec)
+
+
 def apply_rules(logits: Tensor, spec: SampleSpec) -> Tensor:
     """What is to be drawn from: a changed copy of a row, or the row itself when the spec changes nothing.
 
     logits  [vocab_size] float32, no NaN and no plus infinity, and so is what is returned
     """
-    params = spec.params
-    holds_back = spec.output_index < params.min_tokens and bool(params.stop_ids)
-    penalises = params.has_penalties and bool(spec.history)
-    if not (params.logit_bias or penalises or holds_back):
+    if not changes_logits(spec):
         return logits
+    params = spec.params
     logits = logits.clone()
     if params.logit_bias:
         biases = [bias for bias in params.logit_bias if 0 <= bias.token < len(logits)]
         values = torch.tensor([bias.value for bias in biases], dtype=logits.dtype, device=logits.device)
         logits.index_add_(0, _ids((bias.token for bias in biases), logits), values)
-    if penalises:
+    if _penalises(spec):
         _penalise(logits, params, spec)
-    if holds_back:
+    if _holds_back(spec):
         logits.index_fill_(0, _ids(params.stop_ids, logits), float("-inf"))
     return logits
+
+
+def _penalises(spec: SampleSpec) -> bool:
+    return spec.params.has_penalties and bool(spec.history)
+
+
+def _holds_back(spec: SampleSpec) -> bool:
+    return spec.output_index < spec.params.min_tokens and bool(spec.params.stop_ids)
 
 
 def _penalise(logits: Tensor, params: SamplingParams, spec: SampleSpec) -> None:

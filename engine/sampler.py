@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pdserve.core.sampling import SamplingParams
 from pdserve.engine.likelihood import finite, log_probabilities
-from pdserve.engine.logit_rules import apply_rules
+from pdserve.engine.logit_rules import apply_rules, changes_logits
 from pdserve.engine.step import Draw, SampleSpec
 from pdserve.kernels.draw import DrawKernels
 
@@ -48,14 +48,16 @@ def draw(logits: Tensor, samples: Sequence[Sequence[SampleSpec]], native: DrawKe
 
     A row without a likeliest id, because none is left to be drawn, gives id 0.
     """
-    logits = finite(logits)
     specs = [spec for row_specs in samples for spec in row_specs]
     if not specs:
         return [() for _ in samples]
-    changed = [row for logit_row, row_specs in zip(logits, samples, strict=True) for row in _rows(logit_row, row_specs)]
+    if native is None or any(changes_logits(spec) or spec.params.logprobs is not None for spec in specs):
+        # Drawing in C++ takes any number.
+        logits = finite(logits)
+    owners = [row for row, row_specs in zip(logits.unbind(), samples, strict=True) for _ in row_specs]
+    changed = _changed(owners, specs)
     tokens = _draw_natively(changed, specs, native) if native is not None else _draw_in_torch(changed, specs)
-    owners = [row for row, row_specs in enumerate(samples) for _ in row_specs]
-    found = iter(_draws([logits[row] for row in owners], specs, tokens, native))
+    found = iter(_draws(owners, specs, tokens, native))
     return [tuple(next(found) for _ in row_specs) for row_specs in samples]
 
 
@@ -71,13 +73,15 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Te
     return c0, c1, c2, c3
 
 
-def _rows(logits: Tensor, specs: Sequence[SampleSpec]) -> list[Tensor]:
-    """What each sample of a row is drawn from: one tensor for neighbours that differ in nothing but the sample."""
-    rows: list[Tensor] = []
-    for index, spec in enumerate(specs):
-        is_same = index > 0 and replace(spec, sample=specs[index - 1].sample) == specs[index - 1]
-        rows.append(rows[-1] if is_same else apply_rules(logits, spec))
-    return rows
+def _changed(rows: list[Tensor], specs: Sequence[SampleSpec]) -> list[Tensor]:
+    """What each is drawn from: one tensor for neighbours of a row that differ in nothing but the sample."""
+    changed: list[Tensor] = []
+    for index, (row, spec) in enumerate(zip(rows, specs, strict=True)):
+        is_same = (
+            index > 0 and row is rows[index - 1] and replace(spec, sample=specs[index - 1].sample) == specs[index - 1]
+        )
+        changed.append(changed[-1] if is_same else apply_rules(row, spec))
+    return changed
 
 
 def _draws(rows: list[Tensor], specs: list[SampleSpec], tokens: list[int], native: DrawKernels | None) -> list[Draw]:

@@ -16,7 +16,7 @@ _P, _I = ctypes.c_void_p, ctypes.c_int64
 
 
 class DrawKernels:
-    """The library's functions over rows of logits, each [vocab_size] float32, dense, without NaN and plus infinity."""
+    """The library's functions over rows of logits, each [vocab_size] float32, dense."""
 
     def __init__(self, library: ctypes.CDLL):
         self._draw_rows = bind(library, "draw_rows", [_P, _I, _I, *[_P] * 6])
@@ -31,7 +31,7 @@ class DrawKernels:
         top_p: Sequence[float],
         min_p: Sequence[float],
     ) -> list[int]:
-        """One token id a row.
+        """One token id a row; NaN counts as minus infinity, plus infinity as the largest float.
 
         rows          several draws may name the same memory, and neighbours that do, with the same limits, share the
                       work of finding them
@@ -55,6 +55,7 @@ class DrawKernels:
     def log_probabilities(self, rows: Sequence[Tensor], tokens: Sequence[int], num_top: int) -> tuple[Tensor, Tensor]:
         """Ids, int32, and log-probabilities, float32, both [num_rows, 1 + num_top]: the token, then the likeliest.
 
+        rows     without NaN and plus infinity
         num_top  at most vocab_size
         """
         ids = torch.empty(len(rows), 1 + num_top, dtype=torch.int32)

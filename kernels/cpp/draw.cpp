@@ -74,20 +74,30 @@ INLINE void philox(uint32_t first, const uint32_t* key, Bits words[4]) {
     }
 }
 
-INLINE bool any(Ints mask) {
-#ifdef __AVX512F__
-    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-#else
-    int32_t all = 0;
-    for (int64_t lane = 0; lane < LANES; ++lane) all |= mask[lane];
-    return all != 0;
-#endif
+// As engine/likelihood.py counts what is no number: NaN as minus infinity, plus infinity as the largest float.
+INLINE Floats finite(Floats x) {
+    const Floats most = splat(std::numeric_limits<float>::max());
+    x = x == x ? x : splat(MINUS_INFINITY);
+    return x < most ? x : most;
 }
 
 // Lanes beyond the end are minus infinity.
 INLINE Floats part_of(const float* from, int64_t start, int64_t count) {
-    return count - start < LANES ? load_first(from + start, count - start, MINUS_INFINITY) : load(from + start);
+    return finite(count - start < LANES ? load_first(from + start, count - start, MINUS_INFINITY) : load(from + start));
 }
+
+// Bit i is lane i.
+INLINE uint32_t mask_of(Ints lanes) {
+#ifdef __AVX512F__
+    return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
+#else
+    uint32_t mask = 0;
+    for (int64_t lane = 0; lane < LANES; ++lane) mask |= uint32_t(lanes[lane] != 0) << lane;
+    return mask;
+#endif
+}
+
+INLINE bool any(Ints lanes) { return mask_of(lanes) != 0; }
 
 // A row's logits measured from the best one, in fp32 to sort most ids out, in double where it matters.
 struct Scaled {
@@ -104,27 +114,33 @@ struct Scaled {
         best_in_lanes = splat(float(best_logit));
     }
 
-    double exactly(int64_t id) const { return (double(logits[id]) - best_logit) / temperature; }
+    double exactly(int64_t id) const { return (double(finite(splat(logits[id]))[0]) - best_logit) / temperature; }
 
     INLINE Floats near(int64_t start) const {
         return (part_of(logits, start, vocab_size) - best_in_lanes) * scale;
     }
 
-    // Calls visit(id, value in fp32, its bucket) for each id whose exact value is at least `low`.
+    // Calls visit(id, its weight in fp32, its bucket) for each id whose exact value is at least `low`, of one bucket or
+    // of all.
     template <typename Visit>
-    void each(double low, Visit visit) const {
-        const Floats floor = splat(float(low) - SLACK);
+    void each(double low, std::optional<int32_t> only, Visit visit) const {
+        const Floats zero = {}, floor = splat(float(low) - SLACK), sure = splat(float(low) + SLACK);
         for (int64_t start = 0; start < vocab_size; start += LANES) {
-            const Floats values = near(start);
+            const Floats values = near(start), below = values > zero ? zero : values;
             const Ints is_kept = values >= floor;
-            if (!any(is_kept)) continue;
-            const Floats zero = {};
-            const Floats below = (values > zero ? zero : values) * -float(BUCKETS / (REACH + 1.0));
-            const Ints buckets = __builtin_convertvector(is_kept ? below : zero, Ints);
-            for (int64_t lane = 0; lane < LANES && start + lane < vocab_size; ++lane) {
-                if (!is_kept[lane]) continue;
-                if (values[lane] < float(low) + SLACK && exactly(start + lane) < low) continue;
-                visit(start + lane, values[lane], buckets[lane]);
+            const Floats depths = (is_kept ? below : zero) * -float(BUCKETS / (REACH + 1.0));
+            const Ints buckets = __builtin_convertvector(depths, Ints);
+            uint32_t left = mask_of(only ? is_kept & (buckets == Ints{} + *only) : is_kept);
+            if (!left) continue;
+            const uint32_t is_close = mask_of(values < sure);
+            float weights[LANES];
+            int32_t bucket_of[LANES];
+            store(weights, exp_nonpositive(below));
+            std::memcpy(bucket_of, &buckets, sizeof buckets);
+            for (; left; left &= left - 1) {
+                const int lane = __builtin_ctz(left);
+                if ((is_close >> lane & 1) && exactly(start + lane) < low) continue;
+                visit(start + lane, weights[lane], bucket_of[lane]);
             }
         }
     }
@@ -132,9 +148,7 @@ struct Scaled {
     // Exact values of one bucket's ids that are at least `low`, the largest first.
     std::vector<double> bucket(int64_t wanted, double low) const {
         std::vector<double> found;
-        each(low, [&](int64_t id, float, int32_t bucket) {
-            if (bucket == wanted) found.push_back(exactly(id));
-        });
+        each(low, int32_t(wanted), [&](int64_t id, float, int32_t) { found.push_back(exactly(id)); });
         std::sort(found.begin(), found.end(), std::greater<double>());
         return found;
     }
@@ -147,9 +161,9 @@ struct Scaled {
         if (!has_top_k && !has_top_p) return low;
         std::vector<int64_t> counts(BUCKETS);
         std::vector<double> weights(BUCKETS);
-        each(low, [&](int64_t, float value, int32_t bucket) {
-            ++counts[bucket];
-            weights[bucket] += std::exp(value);
+        each(low, std::nullopt, [&](int64_t, float weight, int32_t bucket) {
+            if (has_top_k) ++counts[bucket];
+            weights[bucket] += weight;
         });
         if (has_top_k) low = std::max(low, lowest_of_top_k(limits.top_k, low, counts, weights));
         if (has_top_p) low = std::max(low, lowest_of_top_p(limits.top_p, low, weights));
@@ -206,17 +220,27 @@ struct Row {
     }
 };
 
-// NaNs are no largest; 0 when there is nothing else.
+// The lowest id among equal ones; 0 when all are minus infinity. Groups of ids are compared with the best before them,
+// and only the one that holds the largest is looked at again.
 int64_t first_largest(const float* logits, int64_t count) {
-    Floats best = splat(MINUS_INFINITY);
-    for (int64_t start = 0; start < count; start += LANES)
-        best = maximum(part_of(logits, start, count), best);
-    const float wanted = largest(best);
-    for (int64_t start = 0; start < count; start += LANES) {
-        const Ints is_wanted = part_of(logits, start, count) == splat(wanted);
-        for (int64_t lane = 0; any(is_wanted) && lane < LANES; ++lane)
-            if (is_wanted[lane] && start + lane < count) return start + lane;
+    constexpr int64_t VECTORS = 8, GROUP = VECTORS * LANES;
+    float best = MINUS_INFINITY;
+    int64_t holder = 0;
+    for (int64_t start = 0; start < count; start += GROUP) {
+        Floats tops[VECTORS];
+        if (count - start >= GROUP)
+            for (int64_t i = 0; i < VECTORS; ++i) tops[i] = finite(load(logits + start + i * LANES));
+        else
+            for (int64_t i = 0; i < VECTORS; ++i)
+                tops[i] = start + i * LANES < count ? part_of(logits, start + i * LANES, count) : splat(MINUS_INFINITY);
+        for (int64_t half = VECTORS / 2; half > 0; half /= 2)
+            for (int64_t i = 0; i < half; ++i) tops[i] = maximum(tops[i], tops[i + half]);
+        if (!any(tops[0] > splat(best))) continue;
+        best = largest(tops[0]);
+        holder = start;
     }
+    for (int64_t id = holder; id < count; ++id)
+        if (finite(splat(logits[id]))[0] == best) return id;
     return 0;
 }
 
@@ -232,7 +256,7 @@ struct Candidates {
         : logits(logits), temperature(temperature), limits(limits), likeliest(first_largest(logits, vocab_size)),
           cutoff(temperature > 0 ? values(vocab_size).cutoff(limits) : 0) {}
 
-    Scaled values(int64_t vocab_size) const { return Scaled(logits, vocab_size, logits[likeliest], temperature); }
+    Scaled values(int64_t vocab_size) const { return Scaled(logits, vocab_size, finite(splat(logits[likeliest]))[0], temperature); }
 
     bool are_those_of(const float* other, double its_temperature, Limits its) const {
         return logits == other && temperature == its_temperature && limits.top_k == its.top_k &&
