@@ -4,6 +4,7 @@ Every running sequence decodes one token first; chunks of prompts that are compu
 At most one step is under way. Owned by DecodeScheduler.
 """
 
+import math
 from collections.abc import Iterable
 
 from pdserve.core.block_hash import BlockHasher
@@ -11,6 +12,7 @@ from pdserve.core.turns import Policy
 from pdserve.decode_node.chunk_budget import ChunkBudget
 from pdserve.decode_node.growth import Growth
 from pdserve.decode_node.job import Job, Jobs
+from pdserve.decode_node.pace import Pace
 from pdserve.engine.block_pool import BlockPool
 from pdserve.engine.planner import Planner
 from pdserve.engine.step import Draw, StepPlan, StepResult
@@ -56,9 +58,10 @@ class Batch:
                 rows.append((job, 1))
         rows = [(job, n) for job, n in rows if job.is_running]
         streams = _work(job for job, _ in rows)
+        left_s = self._left_s((job for job, _ in rows), now)
         self._planner.keep(job.sequence for job in self._jobs.running() if job.sequence.num_missing > 1)
         for sequence, num_tokens in self._planner.chunks(
-            lambda first: self._num_chunk_tokens(streams, first.num_computed),
+            lambda first: self._num_chunk_tokens(streams, first.num_computed, left_s),
             self._budget.token_s(streams),
             now,
             beside=streams,
@@ -104,11 +107,24 @@ class Batch:
             taken.append((job, result.draws.get(row.key, ())))
         return taken
 
-    def _num_chunk_tokens(self, streams: StepWork, start: int) -> int:
+    def _left_s(self, streams: Iterable[Job], now: float) -> float:
+        """Seconds until the first of these streams is late by what it was promised; infinite without a promise."""
+        tpot_s, left_s = self._budget.tpot_s, math.inf
+        if tpot_s is None:
+            return left_s
+        for job in streams:
+            if job.pace is None:
+                # Its first token was there before it could run.
+                since = now if job.beginning is None else job.beginning.told_at
+                job.pace = Pace(since, job.sequence.num_outputs)
+            left_s = min(left_s, job.pace.left_s(job.sequence.num_outputs, tpot_s, now))
+        return left_s
+
+    def _num_chunk_tokens(self, streams: StepWork, start: int, left_s: float) -> int:
         """Prompt tokens for a step beside `streams`; one whose blocks are on their way may join any time."""
         is_shared = streams.num_tokens > 0 or self._jobs.has_pulls
         limit_s = self._budget.limit_s(streams) if is_shared else None
-        return self._budget.num_tokens(streams, limit_s, start)
+        return self._budget.num_tokens(streams, None if limit_s is None else min(limit_s, left_s), start)
 
 
 def _work(streams: Iterable[Job]) -> StepWork:

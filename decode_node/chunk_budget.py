@@ -3,8 +3,9 @@
     no stream and none on its way     the whole token budget of a step
     else                              what fits until the step's time is out, at least MIN_CHUNK tokens
 
-A step's time is out at TPOT_SHARE of the promised time per output token; without a promise, when it takes
-STRETCH times as long as the streams alone would. Owns the learned cost of steps. Called by DecodeScheduler.
+A step's time is out at TPOT_SHARE of the promised time per output token, or when the first stream would be late
+(pace.py); without a promise, when it takes STRETCH times as long as the streams alone would. Owns the learned cost of
+steps. Called by DecodeScheduler.
 """
 
 from pdserve.engine.chunking import CHUNKS, WHOLE_PROMPTS, ChunkedPrefill, Chunking

@@ -15,6 +15,7 @@ from enum import Enum
 from pdserve.cluster.messages import Drawn, Sample
 from pdserve.core.ids import RequestId
 from pdserve.decode_node.beginning import Beginning
+from pdserve.decode_node.pace import Pace
 from pdserve.decode_node.swap import Swapped
 from pdserve.engine.sequence import Sequence
 from pdserve.engine.step import Draw
@@ -47,7 +48,7 @@ class Job:
     is_fixed: no overdue request takes its blocks (again): it has yielded to one, or others have yielded to it.
     num_yields: how often it has yielded, on other nodes, too; swapped: what it has in the host pool.
     beginning: of one whose prompt is computed and whose next token is not drawn; samples share one until the first
-    of them draws.
+    of them draws. pace: of a stream that has run.
     """
 
     sequence: Sequence
@@ -72,6 +73,7 @@ class Job:
     reserved_at: float = 0.0
     num_hit_tokens: int = 0
     beginning: Beginning | None = None
+    pace: Pace | None = None
 
     def __post_init__(self) -> None:
         self.num_sent = self.num_given
