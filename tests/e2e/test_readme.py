@@ -60,7 +60,7 @@ def test_a_model_of_ones_own_is_started_as_the_readme_says(start: Start, small_m
 
 
 def test_make_bench_measures_a_running_server(real_up: Server):
-    (command,) = [c for c in commands() if c.startswith("make bench")]
+    (command,) = [c for c in commands() if c.startswith("make load")]
     line = make_line(command.removeprefix("make "))
     assert line.startswith(".venv/bin/pdserve bench run --rate 0.6")
     words = shlex.split(line)[1:]
