@@ -19,8 +19,12 @@ DONE = b"data: [DONE]\n\n"
 NULL = b"null"
 
 
+# json.dumps would make one for every value.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def encode_json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    return _ENCODER.encode(value).encode("utf-8")
 
 
 def event(data: bytes) -> bytes:
@@ -114,7 +118,7 @@ class Reply:
 
 
 def _choice(choice: Choice, content: bytes, members: bytes) -> bytes:
-    finish = encode_json(choice.finish)
+    finish = NULL if choice.finish is None else encode_json(choice.finish)
     return b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b}' % (
         choice.sample,
         content,
