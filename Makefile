@@ -67,7 +67,7 @@ load: install ## load test against a running `make serve`
 bench: install ## what every stage takes beside its floor, 10 minutes; nothing else should run
 	@for script in floors growth hand_off loop_lag router start; do \
 		echo "== benchmarks/$$script.py"; \
-		$(BIN)/python "benchmarks/$$script.py" "$$($(BIN)/pdserve demo-model)" $(ARGS) || exit; \
+		$(BIN)/python "benchmarks/$$script.py" "$$($(BIN)/pdserve demo-model)" || exit; \
 	done
 
 clean: ## remove .venv, caches and build files (the demo model stays in the user's cache)

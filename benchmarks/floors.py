@@ -77,14 +77,26 @@ def main() -> None:
 
 
 def report(name: str, run: Callable[[], object], seconds: float) -> float:
-    """Repeat `run` for about `seconds` (three times at least), print one line, return the median in seconds."""
-    run()
+    """Time `run` again and again, for about `seconds`; as report_times."""
+
+    def timed() -> float:
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
+
+    return report_times(name, timed, seconds)
+
+
+def report_times(name: str, timed: Callable[[], float], seconds: float) -> float:
+    """Repeat `timed`, which says what it took, for about `seconds` (three times at least); print one line.
+
+    Returns the median in seconds; the first time is left out.
+    """
+    timed()
     times: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < deadline:
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
+        times.append(timed())
     print(f"{name:36} {median(times) * 1e3:7.2f} ms {min(times) * 1e3:7.2f} ms", flush=True)
     return median(times)
 
@@ -172,27 +184,23 @@ def beside_the_model(engine: Engine, num_rows: int, context: int, seconds: float
     plan = StepPlan(0, tuple(make_row(key, 1, context) for key in range(num_rows)))
     forward, model_s = engine.model.forward, 0.0
 
-    def timed(batch: Batch, layer_kvs: list[torch.Tensor]) -> Outputs:
+    def timed_forward(batch: Batch, layer_kvs: list[torch.Tensor]) -> Outputs:
         nonlocal model_s
         started = time.perf_counter()
         outputs = forward(batch, layer_kvs)
         model_s = time.perf_counter() - started
         return outputs
 
-    times: list[float] = []
-    deadline = time.perf_counter() + seconds
-    engine.model.forward = timed  # type: ignore[method-assign]
+    def timed() -> float:
+        started = time.perf_counter()
+        engine.step(plan)
+        return time.perf_counter() - started - model_s
+
+    engine.model.forward = timed_forward  # type: ignore[method-assign]
     try:
-        while len(times) < 3 or time.perf_counter() < deadline:
-            started = time.perf_counter()
-            engine.step(plan)
-            times.append(time.perf_counter() - started - model_s)
+        report_times(f"beside the model, {num_rows} greedy", timed, seconds)
     finally:
         engine.model.forward = forward  # type: ignore[method-assign]
-    print(
-        f"{f'beside the model, {num_rows} greedy':36} {median(times) * 1e3:7.2f} ms {min(times) * 1e3:7.2f} ms",
-        flush=True,
-    )
 
 
 def drawing(vocab_size: int, num_rows: int, name: str, sampling: SamplingParams, seconds: float) -> None:

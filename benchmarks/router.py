@@ -25,7 +25,7 @@ from pdserve.core.kv_spec import KVSpec
 from pdserve.core.model_config import load_model_config
 from pdserve.decode_node.node import serve
 from pdserve.engine.checksum import block_checksum
-from pdserve.engine.engine import Engine, Progress
+from pdserve.engine.engine import Engine
 from pdserve.engine.kv_pool import KVPool
 from pdserve.engine.step import Draw, StepPlan, StepResult
 from pdserve.kvtransfer.node_process import run_node
@@ -43,19 +43,10 @@ class ClockEngine(Engine):
     """Has no weights; KV of a few bytes."""
 
     @classmethod
-    def load(
-        cls,
-        model_dir: Path,
-        *,
-        device: str = "cpu",
-        dtype: str = "auto",
-        max_model_len: int | None = None,
-        num_threads: int = 1,
-        batch_invariant: bool = False,
-        progress: Progress | None = None,
-    ) -> "ClockEngine":
+    def load_clock(cls, model_dir: Path, *, max_model_len: int | None, **_: object) -> "ClockEngine":
+        """Called in the place of Engine.load; what a model needs besides is passed over."""
         config = load_model_config(model_dir)
-        engine = cls(None, config, "float32", device, max_model_len or config.max_position_embeddings)  # type: ignore[arg-type]
+        engine = cls(None, config, "float32", "cpu", max_model_len or config.max_position_embeddings)  # type: ignore[arg-type]
         engine._period_s = 1 / float(os.environ[TOKENS_PER_S])
         engine._due = time.monotonic()
         engine._drawn = 0
@@ -108,7 +99,7 @@ def run_clock_node(options: argparse.Namespace) -> int:
     flags = {"name": options.node, "role": "both", "router": options.router, "model": str(options.model)}
     flags |= {"kv_memory": "64MiB", "max_running": "512"}
     config = load_config(DecodeConfig, flags).config
-    return run_node(config, config.steps.max_running, serve, ClockEngine.load)
+    return run_node(config, config.steps.max_running, serve, ClockEngine.load_clock)
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> None:
