@@ -1,4 +1,4 @@
-"""The event loop of a process: uvloop where it is installed, asyncio's own elsewhere."""
+"""The event loop of a process: uvloop where it is installed, asyncio's own elsewhere. Called by each role's process."""
 
 import asyncio
 import gc

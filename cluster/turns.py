@@ -3,7 +3,7 @@
 The threads of a node share its cores with the engine's, which computes for milliseconds on end. Linux lets a thread
 that wakes run at once if it has asked for shorter turns than the one that runs (sched_setattr's sched_runtime for
 normal threads, Linux 6.12), and else after a turn of about 3 ms. Shares of the core stay as they are. Elsewhere nothing
-changes.
+changes. Called by event_loop.py.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Reads safetensors checkpoints so that every tensor is accounted for: taken once, or an error naming it.
 
 Owns the open files while a model is built. Tensors are read one by one and cast to the serving dtype,
-so no second copy of the model ever exists. Used by engine/llama.py.
+so no second copy of the model ever exists. Used by engine/llama.py, and by Engine when all are taken.
 """
 
 import ctypes

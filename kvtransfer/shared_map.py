@@ -1,7 +1,7 @@
 """Shared memory as a process sees it: in huge pages where the kernel gives them, and without page faults later.
 
 With pages of 4 KiB every block is found through hundreds of look-ups of an address, in a virtual machine twice over:
-decode attention over a pool reads 20 to 30 % less a second, and the first copy from a peer's pool faults on each page.
+decode attention over a pool reads 10 to 35 % less a second, and the first copy from a peer's pool faults on each page.
 Distributions leave huge pages for shared memory switched off; MADV_COLLAPSE (Linux 6.1) makes them when asked, if the
 map begins where a huge page may, which mmap alone does not care for. Used by shm.py.
 """

@@ -1,4 +1,4 @@
-// All layers of a step in one call: between two of them nothing returns to Python and nothing is allocated.
+// All layers of a step in one call: between two of them nothing returns to Python.
 //
 // What runs is what the other files export, in the order of engine/llama.py. The structures are filled by
 // kernels/layer_stack.py, which says what they hold.
