@@ -92,7 +92,9 @@ class Engine:
     @property
     def compute(self) -> str:
         """What its numbers depend on: nodes that differ in it do not take each other's KV."""
-        return f"{self.dtype}, batch-invariant" if self._is_batch_invariant else self.dtype
+        if not self._is_batch_invariant or self.model.native is None:
+            return self.dtype
+        return f"{self.dtype}, batch-invariant, {self.model.native.products}"
 
     def kv_spec(self, block_size: int = 32) -> KVSpec:
         """The layout of this model's KV blocks in its serving dtype."""

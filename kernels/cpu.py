@@ -16,7 +16,7 @@ from pdserve.kernels import reference
 from pdserve.kernels.huge_pages import HugePages
 from pdserve.kernels.layer_stack import LayerStack, StackLayer, StackShape
 from pdserve.kernels.library import LibraryError, bind, load_library
-from pdserve.kernels.packed_linear import LANES, PANEL, PackedGatedLinear, PackedLinear, can_multiply
+from pdserve.kernels.packed_linear import LANES, PANEL, PackedGatedLinear, PackedLinear, products
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ CHUNK_SIGNATURE = [_P, _I, _I, _P, *[_I] * 5, _P, *[_I] * 5, _F, _P]
 class CpuKernels:
     """The library's functions for one dtype. Tensors are on the CPU; see load_kernels.
 
-    can_multiply: whether this CPU multiplies the dtype itself, so that there are linear layers and attention of
-    chunks for it, too
+    products      what multiplies the dtype (products of kernels/packed_linear.py), "" if this CPU does not itself
+    can_multiply  whether it does, so that there are linear layers and attention of chunks for it, too
     """
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype):
@@ -49,7 +49,8 @@ class CpuKernels:
         }
         self._library = library
         self._memory = HugePages()
-        self.can_multiply = dtype == torch.bfloat16 and can_multiply(library)
+        self.products = products(library) if dtype == torch.bfloat16 else ""
+        self.can_multiply = bool(self.products)
         if self.can_multiply:
             self._calls["chunk_attention"] = bind(library, "chunk_attention_bf16", CHUNK_SIGNATURE)
 

@@ -19,10 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pdserve.kernels.tiles import take_tiles
+
 log = logging.getLogger(__name__)
 
 COMPILER = "g++"
 FLAGS = ("-O3", "-march=native", "-std=gnu++17", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC")
+# Of this process, not of the CPU: it may not use the tile registers.
+NO_TILES = "-DNO_TILES"
 COMPILE_S = 120
 SOURCES = Path(__file__).parent / "cpp"
 
@@ -73,9 +77,13 @@ def cache_folder() -> Path:
 
 def _digest() -> str:
     """What the compiled file depends on: "native" means this CPU's features."""
-    parts = [_run([COMPILER, "--version"]), " ".join(FLAGS), platform.machine(), _cpu_features()]
+    parts = [_run([COMPILER, "--version"]), " ".join(_flags()), platform.machine(), _cpu_features()]
     parts += [path.name + "\n" + path.read_text(encoding="utf-8") for path in sorted(SOURCES.iterdir())]
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def _flags() -> tuple[str, ...]:
+    return FLAGS if take_tiles() else (*FLAGS, NO_TILES)
 
 
 def _cpu_features() -> str:
@@ -88,7 +96,7 @@ def _compile(sources: list[Path], target: Path) -> None:
     descriptor, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
     os.close(descriptor)
     try:
-        _run([COMPILER, *FLAGS, *map(str, sources), "-o", name])
+        _run([COMPILER, *_flags(), *map(str, sources), "-o", name])
         os.chmod(name, 0o700)
         os.replace(name, target)
     finally:

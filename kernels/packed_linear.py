@@ -1,7 +1,7 @@
 """Linear layers over bf16 weights packed for cpp/linear.cpp, for one thread of a CPU.
 
-SmolLM2-135M's linears without the head, one core with AVX-512-BF16, taking turns with oneDNN's packed product,
-in ms (November 2026):
+SmolLM2-135M's linears without the head, one core with AVX-512-BF16 and no tile registers, taking turns with oneDNN's
+packed product, in ms (November 2026):
 
     rows       1     2     4     8    16    32    64   512
     oneDNN  17.4  20.3  15.9  19.2  25.9  41.8  72.2   549
@@ -30,9 +30,10 @@ _COMMON = [_P, _I, _P, _P, _P, _I, _I, _I]
 SIGNATURES = {"linear_bf16": [*_COMMON, _I], "logits_bf16": _COMMON, "gated_linear_bf16": _COMMON}
 
 
-def can_multiply(library: ctypes.CDLL) -> bool:
-    """Whether the library was compiled for a CPU that multiplies bf16 itself."""
-    return bool(library.multiplies_bf16())
+def products(library: ctypes.CDLL) -> str:
+    """What the library multiplies bf16 with: "vectors" or "tiles", whose sums differ in their last bits, or "": the CPU
+    does not multiply it."""
+    return ("", "vectors", "tiles")[library.bf16_products()]
 
 
 @cache

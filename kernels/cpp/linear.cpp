@@ -2,25 +2,36 @@
 //
 // The weights are read once and in order, panel by panel (see panel.h); rows beyond MAX_ROWS find the panel in the
 // cache. Called through kernels/packed_linear.py.
+#include <algorithm>
+
 #include "panel.h"
 
 #ifdef __AVX512BF16__
 
 namespace {
 
+// Rows whose inputs stay in the second-level cache while all panels meet them.
+constexpr int64_t PASS_BYTES = 1 << 20;
+
 // Calls finish(tile, first row, number of rows, panel) for every tile of the product.
 template <typename Finish>
 INLINE void product(const Bf16* x, int64_t x_stride, const Bf16* weight, int64_t num_rows, int64_t num_panels,
                     int64_t in_features, Finish finish) {
-    const int64_t num_blocks = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
-    for (int64_t panel = 0; panel < num_panels; ++panel, weight += PANEL * in_features) {
-        int64_t first = 0;
-        for (int64_t left = num_blocks; left > 0; --left) {
-            const int64_t count = rows_of_block(num_rows - first, left);
-            alignas(64) Tile tile;
-            multiply_rows(count, x + first * x_stride, x_stride, weight, in_features / 2, tile);
-            finish(tile, first, count, panel);
-            first += count;
+    const int64_t pass_bytes = MAX_ROWS * in_features * sizeof(Bf16);
+    const int64_t pass_rows = MAX_ROWS * std::max(int64_t(1), PASS_BYTES / pass_bytes);
+    Products products;
+    for (int64_t pass = 0; pass < num_rows; pass += pass_rows) {
+        const int64_t end = std::min(num_rows, pass + pass_rows);
+        for (int64_t panel = 0; panel < num_panels; ++panel) {
+            int64_t first = pass;
+            for (int64_t left = (end - pass + MAX_ROWS - 1) / MAX_ROWS; left > 0; --left) {
+                const int64_t count = rows_of_block(end - first, left);
+                alignas(64) Tile tile;
+                products.multiply(count, x + first * x_stride, x_stride, weight + panel * PANEL * in_features,
+                                  in_features / 2, tile);
+                finish(tile, first, count, panel);
+                first += count;
+            }
         }
     }
 }
@@ -54,7 +65,7 @@ INLINE Floats silu(Floats x) {
 
 }  // namespace
 
-extern "C" int64_t multiplies_bf16() { return 1; }
+extern "C" int64_t bf16_products() { return PRODUCTS; }
 
 extern "C" void linear_bf16(const Bf16* x, int64_t x_stride, const Bf16* weight, const float* bias, Bf16* y,
                             int64_t num_rows, int64_t out_features, int64_t in_features, int64_t is_added) {
@@ -91,6 +102,6 @@ extern "C" void gated_linear_bf16(const Bf16* x, int64_t x_stride, const Bf16* w
 
 #else
 
-extern "C" int64_t multiplies_bf16() { return 0; }
+extern "C" int64_t bf16_products() { return 0; }
 
 #endif

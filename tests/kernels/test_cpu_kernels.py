@@ -9,7 +9,7 @@ import torch
 from pdserve.kernels import reference
 from pdserve.kernels.cpu import CpuKernels
 from pdserve.kernels.library import load_library
-from tests.cpu import skip_unless_it_multiplies_bf16
+from tests.cpu import BUILDS, multiplying_library
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -159,11 +159,10 @@ def test_a_chunk_with_the_fused_softmax_agrees_with_the_reference(kernels, dtype
     torch.testing.assert_close(out, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.fixture
-def multiplying() -> CpuKernels:
-    skip_unless_it_multiplies_bf16()
+@pytest.fixture(params=BUILDS)
+def multiplying(request) -> CpuKernels:
     torch.manual_seed(1)
-    return CpuKernels(load_library(), torch.bfloat16)
+    return CpuKernels(multiplying_library(request.param), torch.bfloat16)
 
 
 def attend_chunk(kernels: CpuKernels, q: torch.Tensor, layer_kv: torch.Tensor, table: list[int], context: int):
@@ -186,7 +185,8 @@ def attend_exactly(q: torch.Tensor, layer_kv: torch.Tensor, table: list[int], co
 @pytest.mark.parametrize("block_size", [8, 32, 48])
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (7, 96), (8, 32), (2, 256)])
 @pytest.mark.parametrize(
-    ("start", "chunk"), [(0, 1), (0, 31), (0, 32), (0, 33), (0, 300), (1, 15), (31, 2), (32, 16), (45, 100), (300, 9)]
+    ("start", "chunk"),
+    [(0, 1), (0, 31), (0, 32), (0, 33), (0, 129), (0, 300), (1, 15), (31, 2), (32, 16), (45, 100), (127, 2), (300, 9)],
 )
 def test_a_chunk_reads_its_blocks_where_they_lie(multiplying, start, chunk, group, head_dim, block_size):
     context, num_kv_heads = start + chunk, 2
@@ -204,14 +204,16 @@ def test_a_chunk_reads_its_blocks_where_they_lie(multiplying, start, chunk, grou
 
 
 def test_a_chunk_follows_scores_that_grow_and_scores_that_fall(multiplying):
-    layer_kv = make_layer(torch.bfloat16, 4, 1, 32, 64)
-    q = torch.randn(128, 2, 64).bfloat16()
-    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
-        fill(layer_kv, [0, 1, 2, 3], 128)
-        for block in range(4):
-            layer_kv[block, :, 0] = q[5, 0] * float(order[block] * 3)
-        out = attend_chunk(multiplying, q, layer_kv, [0, 1, 2, 3], 128)
-        expected = attend_exactly(q, layer_kv, [0, 1, 2, 3], 128)
+    """Over four spans of the context, and within each."""
+    blocks = list(range(16))
+    layer_kv = make_layer(torch.bfloat16, len(blocks), 1, 32, 64)
+    q = torch.randn(512, 2, 64).bfloat16()
+    for order in (blocks, blocks[::-1]):
+        fill(layer_kv, blocks, 512)
+        for block in blocks:
+            layer_kv[block, :, 0] = q[5, 0] * float(order[block])
+        out = attend_chunk(multiplying, q, layer_kv, blocks, 512)
+        expected = attend_exactly(q, layer_kv, blocks, 512)
         torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=2**-6, check_dtype=False)
 
 

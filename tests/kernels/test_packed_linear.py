@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from pdserve.kernels.huge_pages import HugePages
-from pdserve.kernels.library import load_library
 from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear
-from tests.cpu import skip_unless_it_multiplies_bf16
+from tests.cpu import BUILDS, multiplying_library
 
-# One row, a full block of fourteen, one more, two blocks, one more, and many.
-ROWS = [1, 2, 13, 14, 15, 28, 29, 33, 300]
+# Around the fourteen rows of a block in vector registers and the sixteen and thirty-two of one in tile registers.
+ROWS = [1, 2, 13, 14, 15, 16, 17, 28, 29, 32, 33, 300]
 # Around the sixteen lanes of a vector and the thirty-two of a panel.
 OUT_FEATURES = [1, 15, 16, 17, 31, 32, 33, 96]
 # The largest error of one rounding, relative to the result: half a unit in the last place.
@@ -21,12 +20,10 @@ BF16, FP32 = 2.0**-8, 2.0**-24
 NAN = float("nan")
 
 
-@pytest.fixture
-def library():
-    skip_unless_it_multiplies_bf16()
-    library = load_library()
+@pytest.fixture(params=BUILDS)
+def library(request):
     torch.manual_seed(1)
-    return library
+    return multiplying_library(request.param)
 
 
 def make(*shape: int, scale: float = 1.0) -> Tensor:
@@ -114,7 +111,7 @@ def test_a_product_is_right_but_for_one_rounding(library, num_rows: int, out_fea
     assert_within(logits, expected, slack, rounding=0.0)
 
 
-@pytest.mark.parametrize("in_features", [2, 4, 30, 576, 1536])
+@pytest.mark.parametrize("in_features", [2, 4, 30, 32, 34, 62, 64, 576, 1536])
 def test_every_even_number_of_inputs_is_summed_to_the_end(library, in_features: int):
     x, weight, bias = make(15, in_features), make(33, in_features), make(33)
     assert_within(PackedLinear(library, HugePages(), weight, bias).logits(x), *product(x, weight, bias), rounding=0.0)
