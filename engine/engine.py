@@ -153,7 +153,8 @@ class Engine:
         """Draws and scores by row key."""
         batch = build_batch(plan.rows, pool.spec, self._device, self.model.min_rows, self._decoding)
         outputs = self.model.forward(batch, self._layer_kvs)
-        draws = draw(outputs.logits, [row.samples for row in batch.sampled_rows], self._draw_kernels)
+        samples = [row.samples for row in batch.sampled_rows]
+        draws = draw(outputs.logits, samples, self._draw_kernels, outputs.likeliest)
         scores = self._score(outputs.scored, batch.scored_rows)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

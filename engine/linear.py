@@ -49,9 +49,9 @@ class Linear:
         """hidden + y in the place of `hidden` [num_rows, out_features]"""
         return hidden.add_(self(x))
 
-    def logits(self, x: Tensor) -> Tensor:
-        """y in float32"""
-        return self(x).float()
+    def logits(self, x: Tensor) -> tuple[Tensor, None]:
+        """y in float32; which of a row is the largest is left to find"""
+        return self(x).float(), None
 
     def silu(self, x: Tensor) -> Tensor:
         """silu(x W^T + b); a packed product applies it while its result is still in registers."""

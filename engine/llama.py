@@ -5,7 +5,7 @@ Owned by Engine; knows nothing of requests, and of the pool only each layer's vi
 Dims are listed in engine/batch.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,7 @@ class Outputs:
     """Of one batch. Logits of scored tokens are for the caller to ask for, as many at once as it has memory for."""
 
     logits: Tensor  # [num_sampled, vocab_size] float32
+    likeliest: Sequence[int] | None  # of each row of logits, where the head has looked already
     scored: Tensor  # [num_scored, hidden], see Llama.logits
 
 
@@ -95,14 +96,16 @@ class Llama:
         layer_kv = layer_kvs[-1]
         q, keys, values = self._project(self.layers[-1], hidden, angles, layer_kv, batch)
         logits = hidden.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+        likeliest: Sequence[int] | None = None
         scored = hidden.new_empty(0, self.config.hidden_size)
         if batch.num_sampled:
             attended = self._attend(q, keys, values, layer_kv, batch, batch.chunk_ends)
-            logits = self.logits(self._finish(hidden, attended, batch.sampled))[: batch.num_sampled]
+            logits, likeliest = self.head.logits(self._finish(hidden, attended, batch.sampled))
+            logits = logits[: batch.num_sampled]
         if len(batch.scored):
             attended = self._attend(q, keys, values, layer_kv, batch, batch.scored_chunks)
             scored = self._finish(hidden, attended, batch.scored)
-        return Outputs(logits, scored)
+        return Outputs(logits, likeliest, scored)
 
     def reads_in_place(self, layer_kv: Tensor) -> bool:
         """Whether decode rows are read to their own lengths; see build_batch."""
@@ -115,7 +118,7 @@ class Llama:
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[num_rows, vocab_size] float32 of outputs [num_rows, hidden]"""
-        return self.head.logits(outputs)
+        return self.head.logits(outputs)[0]
 
     def _project(
         self, layer: LlamaLayer, hidden: Tensor, angles: tuple[Tensor, Tensor], layer_kv: Tensor, batch: Batch

@@ -39,12 +39,18 @@ REACH = 26.1
 TOP_P_CANDIDATES = 256
 
 
-def draw(logits: Tensor, samples: Sequence[Sequence[SampleSpec]], native: DrawKernels | None) -> list[tuple[Draw, ...]]:
+def draw(
+    logits: Tensor,
+    samples: Sequence[Sequence[SampleSpec]],
+    native: DrawKernels | None,
+    likeliest: Sequence[int] | None = None,
+) -> list[tuple[Draw, ...]]:
     """The draws of each row's samples, in their order, with the log-probabilities that they ask for.
 
-    logits   [num_sampled, vocab_size] float32, read only
-    samples  what to draw from each row; all of a row's share its logits
-    native   draws in C++ (kernels/draw.py); without it torch does, on any device
+    logits     [num_sampled, vocab_size] float32, read only
+    samples    what to draw from each row; all of a row's share its logits
+    native     draws in C++ (kernels/draw.py); without it torch does, on any device
+    likeliest  of each row the first id of its largest logits, if that is known: what is greedy takes it
 
     A row without a likeliest id, because none is left to be drawn, gives id 0.
     """
@@ -54,11 +60,43 @@ def draw(logits: Tensor, samples: Sequence[Sequence[SampleSpec]], native: DrawKe
     if native is None or any(changes_logits(spec) or spec.params.logprobs is not None for spec in specs):
         # Drawing in C++ takes any number.
         logits = finite(logits)
-    owners = [row for row, row_specs in zip(logits.unbind(), samples, strict=True) for _ in row_specs]
-    changed = _changed(owners, specs)
-    tokens = _draw_natively(changed, specs, native) if native is not None else _draw_in_torch(changed, specs)
-    found = iter(_draws(owners, specs, tokens, native))
+    known = _known(samples, likeliest)
+    tokens = [token if spec.params.is_greedy else None for token, spec in zip(known, specs, strict=True)]
+    if None in tokens or any(spec.params.logprobs is not None for spec in specs):
+        owners = [row for row, row_specs in zip(logits.unbind(), samples, strict=True) for _ in row_specs]
+        found = iter(_draws(owners, specs, _drawn(owners, specs, tokens, known, native), native))
+    else:
+        found = iter([Draw(token) for token in tokens if token is not None])
     return [tuple(next(found) for _ in row_specs) for row_specs in samples]
+
+
+def _known(samples: Sequence[Sequence[SampleSpec]], likeliest: Sequence[int] | None) -> list[int | None]:
+    """Of each sample the likeliest id of what it is drawn from, where that is known."""
+    if likeliest is None:
+        return [None for row_specs in samples for _ in row_specs]
+    rows = zip(likeliest, samples, strict=False)
+    return [None if changes_logits(spec) else token for token, row_specs in rows for spec in row_specs]
+
+
+def _drawn(
+    owners: list[Tensor],
+    specs: list[SampleSpec],
+    tokens: list[int | None],
+    known: list[int | None],
+    native: DrawKernels | None,
+) -> list[int]:
+    """The tokens, those that are None drawn; owners and known of each."""
+    left = [index for index, token in enumerate(tokens) if token is None]
+    drawn: list[int] = []
+    if left:
+        asking = [specs[index] for index in left]
+        rows = _changed([owners[index] for index in left], asking)
+        if native is not None:
+            drawn = _draw_natively(rows, asking, [known[index] for index in left], native)
+        else:
+            drawn = _draw_in_torch(rows, asking)
+    by_index = dict(zip(left, drawn, strict=True))
+    return [by_index[index] if token is None else token for index, token in enumerate(tokens)]
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -96,7 +134,9 @@ def _draws(rows: list[Tensor], specs: list[SampleSpec], tokens: list[int], nativ
     return draws
 
 
-def _draw_natively(rows: list[Tensor], specs: list[SampleSpec], native: DrawKernels) -> list[int]:
+def _draw_natively(
+    rows: list[Tensor], specs: list[SampleSpec], likeliest: list[int | None], native: DrawKernels
+) -> list[int]:
     params = [spec.params for spec in specs]
     temperatures = [0.0 if param.is_greedy else param.temperature for param in params]
     return native.draw_rows(
@@ -106,6 +146,7 @@ def _draw_natively(rows: list[Tensor], specs: list[SampleSpec], native: DrawKern
         [param.top_k for param in params],
         [param.top_p for param in params],
         [param.min_p for param in params],
+        likeliest,
     )
 
 

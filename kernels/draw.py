@@ -13,13 +13,15 @@ from torch import Tensor
 from pdserve.kernels.library import LibraryError, bind, load_library
 
 _P, _I = ctypes.c_void_p, ctypes.c_int64
+# Anything below 0.
+TO_BE_FOUND = -1
 
 
 class DrawKernels:
     """The library's functions over rows of logits, each [vocab_size] float32, dense."""
 
     def __init__(self, library: ctypes.CDLL):
-        self._draw_rows = bind(library, "draw_rows", [_P, _I, _I, *[_P] * 6])
+        self._draw_rows = bind(library, "draw_rows", [_P, _I, _I, *[_P] * 7])
         self._log_probabilities = bind(library, "log_probabilities", [_P, _I, _I, _P, _I, _P, _P])
 
     def draw_rows(
@@ -30,6 +32,7 @@ class DrawKernels:
         top_k: Sequence[int],
         top_p: Sequence[float],
         min_p: Sequence[float],
+        likeliest: Sequence[int | None],
     ) -> list[int]:
         """One token id a row; NaN counts as minus infinity, plus infinity as the largest float.
 
@@ -38,6 +41,7 @@ class DrawKernels:
         words         output index, sample, low and high half of the seed: u32
         temperatures  0 for greedy
         top_k         0 without; top_p 1 and min_p 0 without
+        likeliest     the first id of the row's largest logits, None where it is to be found
         """
         tokens = array("q", bytes(8 * len(rows)))
         arrays = (
@@ -46,6 +50,7 @@ class DrawKernels:
             array("q", top_k),
             array("d", top_p),
             array("d", min_p),
+            array("q", [TO_BE_FOUND if token is None else token for token in likeliest]),
             tokens,
         )
         pointers = _pointers(rows)

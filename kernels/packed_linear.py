@@ -12,6 +12,7 @@ result. Same calls as the layers of engine/linear.py; made by kernels/cpu.py.
 """
 
 import ctypes
+from array import array
 from collections.abc import Callable
 from functools import cache
 
@@ -27,7 +28,7 @@ PANEL = 2 * LANES
 
 _P, _I = ctypes.c_void_p, ctypes.c_int64
 _COMMON = [_P, _I, _P, _P, _P, _I, _I, _I]
-SIGNATURES = {"linear_bf16": [*_COMMON, _I], "logits_bf16": _COMMON, "gated_linear_bf16": _COMMON}
+SIGNATURES = {"linear_bf16": [*_COMMON, _I], "logits_bf16": [*_COMMON, _P], "gated_linear_bf16": _COMMON}
 
 
 def products(library: ctypes.CDLL) -> str:
@@ -98,9 +99,11 @@ class PackedLinear(_Packed):
         """hidden + y, rounded once, in the place of `hidden` [num_rows, out_features]"""
         return self._run("linear_bf16", x, hidden, 1)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """y in float32"""
-        return self._run("logits_bf16", x, x.new_empty(x.shape[0], self._out_features, dtype=torch.float32))
+    def logits(self, x: Tensor) -> tuple[Tensor, array]:
+        """y in float32, and of each row the first of its largest, as DrawKernels.draw_rows counts what is no number"""
+        likeliest = array("q", bytes(8 * x.shape[0]))
+        out = x.new_empty(x.shape[0], self._out_features, dtype=torch.float32)
+        return self._run("logits_bf16", x, out, likeliest.buffer_info()[0]), likeliest
 
 
 class PackedGatedLinear(_Packed):

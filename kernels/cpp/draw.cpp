@@ -4,10 +4,12 @@
 // the best score so far only if u < exp(scaled - best): one exponential in fp32, widened by more than its error, sorts
 // out all but a few ids, and those are computed in double. So every row costs its random numbers (philox4x32-10, 64
 // ids at a time) and little else. The limits top-k, min-p and top-p are found without a sort: ids are counted and
-// weighed by buckets of their value, and only the bucket that a limit falls into is looked at one by one.
+// weighed by buckets of their value, and only the bucket that a limit falls into is looked at one by one; ids that a
+// cheaper pass over the row shows to be beyond the limit are passed over.
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -26,6 +28,8 @@ constexpr float WIDER = 1.001f;
 // As in engine/sampler.py: an id further than this below the best can never be drawn.
 constexpr double REACH = 26.1;
 constexpr int64_t BUCKETS = 1024;
+// Ids that one philox call draws for.
+constexpr int64_t GROUP = 4 * LANES;
 // How far a scaled logit in fp32 may be off: 2^-24 of REACH, a few times.
 constexpr float SLACK = 1e-4f;
 
@@ -72,13 +76,6 @@ INLINE void philox(uint32_t first, const uint32_t* key, Bits words[4]) {
         words[2 * half] = __builtin_shuffle(even[half], odd[half], low);
         words[2 * half + 1] = __builtin_shuffle(even[half], odd[half], high);
     }
-}
-
-// As engine/likelihood.py counts what is no number: NaN as minus infinity, plus infinity as the largest float.
-INLINE Floats finite(Floats x) {
-    const Floats most = splat(std::numeric_limits<float>::max());
-    x = x == x ? x : splat(MINUS_INFINITY);
-    return x < most ? x : most;
 }
 
 // Lanes beyond the end are minus infinity.
@@ -153,12 +150,49 @@ struct Scaled {
         return found;
     }
 
+    // A value that top_k ids reach, or `low`: as many groups of ids as that have a largest one that does.
+    double reached_by(int64_t top_k, double low) const {
+        std::vector<float> tops;
+        tops.reserve(vocab_size / GROUP + 1);
+        for (int64_t start = 0; start < vocab_size; start += GROUP) {
+            Floats top = splat(MINUS_INFINITY);
+            for (int64_t first = start; first < std::min(start + GROUP, vocab_size); first += LANES)
+                top = maximum(top, near(first));
+            tops.push_back(largest(top));
+        }
+        if (top_k > int64_t(tops.size())) return low;
+        std::nth_element(tops.begin(), tops.begin() + top_k - 1, tops.end(), std::greater<float>());
+        return std::max(low, double(tops[top_k - 1]) - 2 * SLACK);
+    }
+
+    // The weight of all ids that can be drawn.
+    double total_weight() const {
+        const Floats zero = {}, floor = splat(float(-REACH));
+        double total = 0;
+        for (int64_t start = 0; start < vocab_size; start += 4 * GROUP) {
+            Floats weights = {};
+            for (int64_t first = start; first < std::min(start + 4 * GROUP, vocab_size); first += LANES) {
+                const Floats values = near(first), below = values > zero ? zero : values;
+                weights += values >= floor ? exp_nonpositive(below) : zero;
+            }
+            total += sum(weights);
+        }
+        return total;
+    }
+
     // The lowest value that may be drawn.
     double cutoff(Limits limits) const {
         double low = -REACH;
         if (limits.min_p > 0) low = std::max(low, std::log(limits.min_p));
         const bool has_top_k = limits.top_k > 0 && limits.top_k < vocab_size, has_top_p = limits.top_p < 1.0;
         if (!has_top_k && !has_top_p) return low;
+        if (has_top_k) low = reached_by(limits.top_k, low);
+        std::optional<double> total;
+        if (has_top_p && !has_top_k && limits.min_p <= 0) {
+            // All ids below this weigh half of what top-p leaves out, at most.
+            total = total_weight();
+            low = std::max(low, std::log((1.0 - limits.top_p) * *total / (2.0 * vocab_size)));
+        }
         std::vector<int64_t> counts(BUCKETS);
         std::vector<double> weights(BUCKETS);
         each(low, std::nullopt, [&](int64_t, float weight, int32_t bucket) {
@@ -166,7 +200,10 @@ struct Scaled {
             weights[bucket] += weight;
         });
         if (has_top_k) low = std::max(low, lowest_of_top_k(limits.top_k, low, counts, weights));
-        if (has_top_p) low = std::max(low, lowest_of_top_p(limits.top_p, low, weights));
+        if (has_top_p) {
+            if (!total) total = std::accumulate(weights.begin(), weights.end(), 0.0);
+            low = std::max(low, lowest_of_top_p(limits.top_p * *total, low, weights));
+        }
         return low;
     }
 
@@ -186,16 +223,15 @@ struct Scaled {
         return low;  // fewer than k can be drawn at all
     }
 
-    double lowest_of_top_p(double top_p, double low, const std::vector<double>& weights) const {
-        double total = 0;
-        for (double weight : weights) total += weight;
+    // wanted: the weight that is to be reached
+    double lowest_of_top_p(double wanted, double low, const std::vector<double>& weights) const {
         double before = 0;
         for (int64_t at = 0; at < BUCKETS; before += weights[at++]) {
-            if (weights[at] == 0 || before + weights[at] < total * top_p) continue;
+            if (weights[at] == 0 || before + weights[at] < wanted) continue;
             const std::vector<double> values = bucket(at, low);
             size_t num_kept = 0;
             do before += std::exp(values[num_kept++]);
-            while (num_kept < values.size() && before < total * top_p);
+            while (num_kept < values.size() && before < wanted);
             return values[num_kept - 1];
         }
         return low;
@@ -223,12 +259,12 @@ struct Row {
 // The lowest id among equal ones; 0 when all are minus infinity. Groups of ids are compared with the best before them,
 // and only the one that holds the largest is looked at again.
 int64_t first_largest(const float* logits, int64_t count) {
-    constexpr int64_t VECTORS = 8, GROUP = VECTORS * LANES;
+    constexpr int64_t VECTORS = 8, COUNT = VECTORS * LANES;
     float best = MINUS_INFINITY;
     int64_t holder = 0;
-    for (int64_t start = 0; start < count; start += GROUP) {
+    for (int64_t start = 0; start < count; start += COUNT) {
         Floats tops[VECTORS];
-        if (count - start >= GROUP)
+        if (count - start >= COUNT)
             for (int64_t i = 0; i < VECTORS; ++i) tops[i] = finite(load(logits + start + i * LANES));
         else
             for (int64_t i = 0; i < VECTORS; ++i)
@@ -252,8 +288,10 @@ struct Candidates {
     int64_t likeliest;
     double cutoff;
 
-    Candidates(const float* logits, int64_t vocab_size, double temperature, Limits limits)
-        : logits(logits), temperature(temperature), limits(limits), likeliest(first_largest(logits, vocab_size)),
+    // likeliest: the first of the largest logits, or below 0 when it is to be found
+    Candidates(const float* logits, int64_t vocab_size, double temperature, Limits limits, int64_t likeliest)
+        : logits(logits), temperature(temperature), limits(limits),
+          likeliest(likeliest < 0 ? first_largest(logits, vocab_size) : likeliest),
           cutoff(temperature > 0 ? values(vocab_size).cutoff(limits) : 0) {}
 
     Scaled values(int64_t vocab_size) const { return Scaled(logits, vocab_size, finite(splat(logits[likeliest]))[0], temperature); }
@@ -274,7 +312,15 @@ int64_t draw_row(const Candidates& candidates, int64_t vocab_size, const uint32_
     Bits bits[4];
     philox(uint32_t(likeliest / 4), words, bits);
     row.consider(likeliest, bits[0][likeliest % 4]);
-    for (int64_t start = 0; start < vocab_size; start += 4 * LANES) {
+    const Floats floor = splat(float(row.cutoff) - SLACK);
+    const bool is_limited = row.cutoff > -REACH;
+    for (int64_t start = 0; start < vocab_size; start += GROUP) {
+        if (is_limited) {
+            Floats top = splat(MINUS_INFINITY);
+            for (int64_t first = start; first < std::min(start + GROUP, vocab_size); first += LANES)
+                top = maximum(top, values.near(first));
+            if (!any(top >= floor)) continue;
+        }
         philox(uint32_t(start / 4), words, bits);
         for (int64_t part = 0; part < 4; ++part) {
             const int64_t first = start + part * LANES;
@@ -294,12 +340,12 @@ int64_t draw_row(const Candidates& candidates, int64_t vocab_size, const uint32_
 
 extern "C" void draw_rows(const float* const* rows, int64_t num_rows, int64_t vocab_size, const uint32_t* words,
                           const double* temperatures, const int64_t* top_k, const double* top_p, const double* min_p,
-                          int64_t* tokens) {
+                          const int64_t* likeliest, int64_t* tokens) {
     std::optional<Candidates> candidates;
     for (int64_t row = 0; row < num_rows; ++row) {
         const Limits limits{top_k[row], top_p[row], min_p[row]};
         if (!candidates || !candidates->are_those_of(rows[row], temperatures[row], limits))
-            candidates.emplace(rows[row], vocab_size, temperatures[row], limits);
+            candidates.emplace(rows[row], vocab_size, temperatures[row], limits, likeliest[row]);
         tokens[row] = draw_row(*candidates, vocab_size, words + 4 * row);
     }
 }

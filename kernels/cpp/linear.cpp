@@ -3,6 +3,7 @@
 // The weights are read once and in order, panel by panel (see panel.h); rows beyond MAX_ROWS find the panel in the
 // cache. Called through kernels/packed_linear.py.
 #include <algorithm>
+#include <vector>
 
 #include "panel.h"
 
@@ -36,23 +37,48 @@ INLINE void product(const Bf16* x, int64_t x_stride, const Bf16* weight, int64_t
     }
 }
 
-// y = x W^T, + bias and + y where there are any.
-template <typename T>
+// Of the numbers of a row, met in the order of their columns, the largest and where it was first.
+struct Largest {
+    Floats best = splat(MINUS_INFINITY);
+    Ints columns = {};
+
+    INLINE void add(Floats x, int64_t column) {
+        x = finite(x);
+        const Ints is_larger = x > best;
+        best = is_larger ? x : best;
+        columns = is_larger ? Ints{} + int32_t(column) : columns;
+    }
+
+    int64_t first() const {
+        const float most = largest(best);
+        int64_t found = std::numeric_limits<int64_t>::max();
+        for (int64_t lane = 0; lane < LANES; ++lane)
+            if (best[lane] == most) found = std::min(found, columns[lane] + lane);
+        return found;
+    }
+};
+
+// y = x W^T, + bias and + y where there are any. Calls see(results, row, first column), lanes beyond the last column
+// minus infinity.
+template <typename T, typename See>
 INLINE void linear(const Bf16* x, int64_t x_stride, const Bf16* weight, const float* bias, T* y, int64_t num_rows,
-                   int64_t out_features, int64_t in_features, bool is_added) {
+                   int64_t out_features, int64_t in_features, bool is_added, See see) {
     const int64_t num_panels = (out_features + PANEL - 1) / PANEL;
     product(x, x_stride, weight, num_rows, num_panels, in_features,
-            [=](const Tile& tile, int64_t first, int64_t count, int64_t panel) {
+            [=, &see](const Tile& tile, int64_t first, int64_t count, int64_t panel) {
                 for (int64_t row = 0; row < count; ++row)
                     for (int64_t i = 0; i < PANEL; i += LANES) {
                         const int64_t column = panel * PANEL + i, num_columns = out_features - column;
                         T* to = y + (first + row) * out_features + column;
                         Floats sum = load(tile[row] + i);
                         if (bias) sum += load(bias + column);
-                        if (num_columns >= LANES)
+                        if (num_columns >= LANES) {
                             store(to, is_added ? sum + load(to) : sum);
-                        else if (num_columns > 0)
+                            see(sum, first + row, column);
+                        } else if (num_columns > 0) {
                             store_first(to, is_added ? sum + load_first(to, num_columns, 0) : sum, num_columns);
+                            see(first_of(sum, num_columns, MINUS_INFINITY), first + row, column);
+                        }
                     }
             });
 }
@@ -69,15 +95,21 @@ extern "C" int64_t bf16_products() { return PRODUCTS; }
 
 extern "C" void linear_bf16(const Bf16* x, int64_t x_stride, const Bf16* weight, const float* bias, Bf16* y,
                             int64_t num_rows, int64_t out_features, int64_t in_features, int64_t is_added) {
+    const auto unseen = [](Floats, int64_t, int64_t) {};
     if (is_added)
-        linear(x, x_stride, weight, bias, y, num_rows, out_features, in_features, true);
+        linear(x, x_stride, weight, bias, y, num_rows, out_features, in_features, true, unseen);
     else
-        linear(x, x_stride, weight, bias, y, num_rows, out_features, in_features, false);
+        linear(x, x_stride, weight, bias, y, num_rows, out_features, in_features, false, unseen);
 }
 
+// likeliest[row]: the first of a row's largest logits, as draw.cpp counts what is no number, found while they are in
+// registers.
 extern "C" void logits_bf16(const Bf16* x, int64_t x_stride, const Bf16* weight, const float* bias, float* y,
-                            int64_t num_rows, int64_t out_features, int64_t in_features) {
-    linear(x, x_stride, weight, bias, y, num_rows, out_features, in_features, false);
+                            int64_t num_rows, int64_t out_features, int64_t in_features, int64_t* likeliest) {
+    std::vector<Largest> largest(num_rows);
+    linear(x, x_stride, weight, bias, y, num_rows, out_features, in_features, false,
+           [&](Floats sum, int64_t row, int64_t column) { largest[row].add(sum, column); });
+    for (int64_t row = 0; row < num_rows; ++row) likeliest[row] = largest[row].first();
 }
 
 // y = silu(x G^T) * (x U^T): the first half of a panel is G's, the second U's, of the same 16 outputs.

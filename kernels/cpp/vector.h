@@ -81,6 +81,13 @@ INLINE void store_first(T* to, Floats x, int64_t count) {
     std::memcpy(to, lanes, count * sizeof(T));
 }
 
+// As engine/likelihood.py counts what is no number: NaN as minus infinity, plus infinity as the largest float.
+INLINE Floats finite(Floats x) {
+    const Floats most = splat(std::numeric_limits<float>::max());
+    x = x == x ? x : splat(MINUS_INFINITY);
+    return x < most ? x : most;
+}
+
 INLINE Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
 // What is at lane i comes from lane i + N.

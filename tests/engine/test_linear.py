@@ -97,8 +97,8 @@ def test_a_layer_of_torchs_computes_its_formula(dtype: torch.dtype, has_bias: bo
     assert linear.is_packed == can_pack(dtype, CPU)
     assert_close(linear(x), expected, dtype)
     assert_close(linear.silu(x), F.silu(expected), dtype)
-    assert_close(linear.logits(x), expected, dtype)
-    assert linear.logits(x).dtype == torch.float32
+    assert_close(linear.logits(x)[0], expected, dtype)
+    assert linear.logits(x)[0].dtype == torch.float32
     up_expected = F.linear(x.float(), up.float(), None if bias is None else bias.float())
     assert_close(gated(x), F.silu(expected) * up_expected, dtype)
     added = linear.add_to(hidden.clone(), x)
@@ -113,8 +113,8 @@ def test_both_kinds_of_layers_agree(native: CpuKernels, has_bias: bool, num_rows
     bias = make(OUT) if has_bias else None
     ours, torchs = (maker.linear(weight.clone(), bias) for maker in (LinearMaker.of(native, IN), LinearMaker.of(None)))
     assert_close(ours(x), torchs(x))
-    assert_close(ours.logits(x), torchs.logits(x))
-    assert ours.logits(x).dtype == torchs.logits(x).dtype == torch.float32
+    assert_close(ours.logits(x)[0], torchs.logits(x)[0])
+    assert ours.logits(x)[0].dtype == torchs.logits(x)[0].dtype == torch.float32
     hidden = [make(num_rows, OUT) for _ in range(2)]
     results = [layer.add_to(where, x) for layer, where in zip((ours, torchs), hidden, strict=True)]
     assert_close(*results)

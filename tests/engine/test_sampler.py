@@ -230,3 +230,44 @@ def test_both_ways_draw_the_same_ids(vocab_size: int, native):
         make_spec(output_index=row, sample=row % 3, seed=row**9, **params[row % len(params)]) for row in range(rows)
     ]
     assert draw(logits, specs, native) == draw(logits, specs, None)
+
+
+@pytest.mark.parametrize("vocab_size", [64, 1003, 49152])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        *({"top_k": top_k} for top_k in (2, 15, 16, 17, 500, 767, 768, 769, 5000)),
+        *({"top_p": top_p} for top_p in (0.0001, 0.5, 0.99, 0.999999)),
+        {"top_k": 40, "top_p": 0.8},
+        {"top_k": 900, "min_p": 0.001, "top_p": 0.7},
+    ],
+    ids=str,
+)
+def test_what_is_passed_over_beyond_a_limit_could_not_be_drawn(vocab_size: int, limits, native):
+    logits = torch.stack([make_logits(vocab_size, seed=row, scale=[0.01, 1.0, 3.0, 20.0][row % 4]) for row in range(8)])
+    # The largest all in one place, and many that are equal.
+    logits[4:6], _ = logits[4:6].sort(descending=True)
+    logits[6:] = logits[6:].round()
+    specs = [make_spec(output_index=row, seed=row, temperature=[0.7, 1.5][row % 2], **limits) for row in range(8)]
+    assert draw(logits, specs, native) == draw(logits, specs, None)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"top_k": 1}, {}, {"top_k": 5}, {"top_p": 0.5}], ids=str)
+def test_a_likeliest_id_that_is_known_need_not_be_found_again(params, native):
+    """Rows whose logits the request changes, or whose log-probabilities it asks for, are drawn the same, too."""
+    logits = torch.stack([make_logits(1003, seed=row) for row in range(4)])
+    likeliest = logits.argmax(dim=1).tolist()
+    changed = make_spec(seed=3, logit_bias=(Bias(likeliest[1], -100.0),), **params)
+    samples = [
+        (make_spec(seed=1, **params), make_spec(seed=1, sample=1, **params)),
+        (changed, make_spec(seed=2, **params)),
+        (),
+        (make_spec(seed=4, logprobs=2, **params),),
+    ]
+    assert sampler.draw(logits, samples, native, likeliest) == sampler.draw(logits, samples, native)
+
+
+def test_what_is_greedy_takes_the_likeliest_id_as_it_is_told(native):
+    logits = make_logits(100)[None]
+    ((told,),) = sampler.draw(logits, [(make_spec(temperature=0.0),)], native, [7])
+    assert told.token == 7

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from array import array
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ ROWS = [1, 2, 13, 14, 15, 16, 17, 28, 29, 32, 33, 300]
 OUT_FEATURES = [1, 15, 16, 17, 31, 32, 33, 96]
 # The largest error of one rounding, relative to the result: half a unit in the last place.
 BF16, FP32 = 2.0**-8, 2.0**-24
-NAN = float("nan")
+NAN, INFINITY, LARGEST = float("nan"), float("inf"), torch.finfo(torch.float32).max
 
 
 @pytest.fixture(params=BUILDS)
@@ -71,10 +72,11 @@ def test_nothing_is_written_beyond_the_result(library, num_rows: int, out_featur
     hidden.zero_()
     linear.add_to(hidden, x)
     assert_nothing_beyond(buffer, hidden)
+    likeliest = array("q", bytes(8 * num_rows))
     # The others make their result themselves; it is the same call.
     for layer, name, dtype, more in [
         (linear, "linear_bf16", torch.bfloat16, (0,)),
-        (linear, "logits_bf16", torch.float32, ()),
+        (linear, "logits_bf16", torch.float32, (likeliest.buffer_info()[0],)),
         (gated, "gated_linear_bf16", torch.bfloat16, ()),
     ]:
         buffer, out = guarded(num_rows, out_features, dtype)
@@ -105,7 +107,7 @@ def test_a_product_is_right_but_for_one_rounding(library, num_rows: int, out_fea
     bias = make(out_features) if has_bias else None
     linear = PackedLinear(library, HugePages(), weight, bias)
     expected, slack = product(x, weight, bias)
-    y, logits = linear(x), linear.logits(x)
+    y, logits = linear(x), linear.logits(x)[0]
     assert (y.dtype, logits.dtype) == (torch.bfloat16, torch.float32)
     assert_within(y, expected, slack)
     assert_within(logits, expected, slack, rounding=0.0)
@@ -114,7 +116,9 @@ def test_a_product_is_right_but_for_one_rounding(library, num_rows: int, out_fea
 @pytest.mark.parametrize("in_features", [2, 4, 30, 32, 34, 62, 64, 576, 1536])
 def test_every_even_number_of_inputs_is_summed_to_the_end(library, in_features: int):
     x, weight, bias = make(15, in_features), make(33, in_features), make(33)
-    assert_within(PackedLinear(library, HugePages(), weight, bias).logits(x), *product(x, weight, bias), rounding=0.0)
+    assert_within(
+        PackedLinear(library, HugePages(), weight, bias).logits(x)[0], *product(x, weight, bias), rounding=0.0
+    )
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
@@ -179,7 +183,7 @@ def test_rows_may_be_part_of_a_wider_matrix(library, num_rows: int):
     )
     hidden = make(num_rows, 33)
     assert torch.equal(linear(x), linear(dense))
-    assert torch.equal(linear.logits(x), linear.logits(dense))
+    assert torch.equal(linear.logits(x)[0], linear.logits(dense)[0])
     assert torch.equal(linear.add_to(hidden.clone(), x), linear.add_to(hidden.clone(), dense))
     assert torch.equal(gated(x), gated(dense))
     assert not linear(x).isnan().any()
@@ -206,7 +210,7 @@ def test_a_row_comes_out_the_same_bit_by_bit_alone_and_among_45_others(library):
     hidden = make(46, 97)
     calls = [
         lambda rows: linear(x[rows]),
-        lambda rows: linear.logits(x[rows]),
+        lambda rows: linear.logits(x[rows])[0],
         lambda rows: linear.add_to(hidden[rows].clone(), x[rows]),
         lambda rows: gated(x[rows]),
     ]
@@ -226,7 +230,7 @@ def test_what_is_no_number_stays_in_its_row(library, num_rows: int):
         PackedGatedLinear(library, HugePages(), weight, up, None, None),
     )
     hidden = make(num_rows, 33)
-    calls = [linear, linear.logits, lambda x: linear.add_to(hidden.clone(), x), gated]
+    calls = [linear, lambda x: linear.logits(x)[0], lambda x: linear.add_to(hidden.clone(), x), gated]
     others = [index for index in range(num_rows) if index != row]
     for call in calls:
         y = call(x)
@@ -237,7 +241,7 @@ def test_what_is_no_number_stays_in_its_row(library, num_rows: int):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_no_rows_are_no_work(library, dtype: torch.dtype):
     linear = PackedLinear(library, HugePages(), make(33, 70), None)
-    y = linear(make(0, 70)) if dtype == torch.bfloat16 else linear.logits(make(0, 70))
+    y = linear(make(0, 70)) if dtype == torch.bfloat16 else linear.logits(make(0, 70))[0]
     assert y.shape == (0, 33)
     assert y.dtype == dtype
 
@@ -250,3 +254,31 @@ def test_inputs_of_another_size_are_refused(library):
         linear.add_to(make(3, 33), make(2, 70))
     with pytest.raises(AssertionError):
         linear.add_to(make(2, 66)[:, ::2], make(2, 70))
+
+
+@pytest.mark.parametrize("out_features", OUT_FEATURES)
+@pytest.mark.parametrize("num_rows", [1, 14, 33])
+def test_the_likeliest_id_is_the_first_of_the_largest_logits(library, num_rows: int, out_features: int):
+    """Of distinct logits, and where pairs of ids are equal."""
+    x, weight = make(num_rows, 70), make(out_features, 70)
+    for rows in (weight, weight[torch.arange(out_features) // 2], weight[:1].expand(out_features, 70)):
+        logits, likeliest = PackedLinear(library, HugePages(), rows.contiguous(), None).logits(x)
+        assert likeliest.tolist() == logits.argmax(dim=1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("biases", "expected"),
+    [
+        ({3: NAN, 40: 1e30}, 40),
+        ({3: NAN, 40: 1e30, 90: INFINITY}, 90),
+        ({20: INFINITY, 90: INFINITY}, 20),
+        ({20: LARGEST, 36: INFINITY}, 20),
+        (dict.fromkeys(range(97), NAN), 0),
+        (dict.fromkeys(range(97), -INFINITY), 0),
+        (dict.fromkeys(range(96), -INFINITY), 96),
+    ],
+)
+def test_the_likeliest_id_is_no_logit_that_is_no_number(library, biases: dict[int, float], expected: int):
+    bias = torch.zeros(97).index_copy_(0, torch.tensor(list(biases)), torch.tensor(list(biases.values())))
+    _, likeliest = PackedLinear(library, HugePages(), make(97, 70), bias).logits(make(5, 70))
+    assert likeliest.tolist() == [expected] * 5
