@@ -333,7 +333,7 @@ class Ready:
     """Every block is verified on the decode node: the loss of the prefill node matters no more.
 
     reserve_s          wait for blocks on the decode node
-    copy_s, verify_s   busy time of the copies, and of their checksums
+    copy_s, verify_s   busy time of the copies, and of checksums that no copy computes in the same pass
     """
 
     request: RequestId

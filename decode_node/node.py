@@ -27,6 +27,7 @@ from pdserve.decode_node.preemption import Mode
 from pdserve.decode_node.scheduler import DecodeScheduler, Limits
 from pdserve.decode_node.swap import SwapIn, SwapOut, SwappedIn, SwappedOut
 from pdserve.engine.block_pool import BlockPool
+from pdserve.engine.checksum import load_copy
 from pdserve.engine.chunking import ChunkedPrefill
 from pdserve.engine.kv_pool import KVPool, PoolView, buffer_bytes
 from pdserve.engine.step import RunStep, StepDone, StepResult
@@ -66,6 +67,7 @@ class MappedPeers:
     """The pools of the prefill nodes, mapped read-only; a map outlives its owner until the last copy ends."""
 
     def __init__(self, pool: KVPool, transport: str):
+        load_copy()
         self._pool = pool
         self._transport = transport
         self._peers: dict[NodeId, MappedPeer] = {}

@@ -7,7 +7,8 @@ import pytest
 import xxhash
 
 from pdserve.core.ids import BlockHash
-from pdserve.engine.checksum import block_checksum, running_checksum
+from pdserve.engine import checksum
+from pdserve.engine.checksum import block_checksum, copy_and_sum, running_checksum
 
 DATA = memoryview(bytes(range(256)) * 16)
 HASH = BlockHash(bytes(range(16)))
@@ -23,6 +24,17 @@ def test_taken_in_pieces_of_any_size_it_is_the_same(piece: int):
     for start in range(0, len(DATA), piece):
         checksum.update(DATA[start : start + piece])
     assert checksum.intdigest() == block_checksum(DATA, HASH)
+
+
+def test_taken_while_it_is_copied_it_is_the_same_or_nothing_is_copied(monkeypatch):
+    for size in (len(DATA), len(DATA) - 1, 64):
+        copied = bytearray(size)
+        found = copy_and_sum(DATA[:size], memoryview(copied), HASH)
+        assert (found, bytes(copied)) in [(block_checksum(DATA[:size], HASH), bytes(DATA[:size])), (None, bytes(size))]
+    monkeypatch.setattr(checksum, "load_summed_copy", lambda: None)
+    copied = bytearray(len(DATA))
+    assert copy_and_sum(DATA, memoryview(copied), HASH) is None
+    assert not any(copied)
 
 
 def test_every_flipped_bit_shows():

@@ -4,9 +4,17 @@ import pytest
 
 from pdserve.core.errors import LayoutError
 from pdserve.core.ids import BlockId
+from pdserve.engine import checksum
 from pdserve.kvtransfer.copying import SLICE_BYTES, copy_and_verify, take_and_verify
 from pdserve.kvtransfer.pull import Verdict
 from tests.kvtransfer.pools import GENERATION, LARGE_SPEC, SPEC, content, empty_pool, make_copy, make_pool
+
+
+@pytest.fixture(params=["one pass", "two passes"], autouse=True)
+def passes(request, monkeypatch):
+    """As on this machine, and as on one without AVX-512."""
+    if request.param == "two passes":
+        monkeypatch.setattr(checksum, "load_summed_copy", lambda: None)
 
 
 def payload(block_id: int, spec=SPEC) -> memoryview:
@@ -17,7 +25,7 @@ def test_a_block_is_written_to_its_place_and_nowhere_else():
     target = empty_pool(LARGE_SPEC)
     judged = take_and_verify(target, [make_copy(3, 5, LARGE_SPEC, payload=payload(3, LARGE_SPEC))])
     assert judged.verdicts == (Verdict.OK,)
-    assert min(judged.copy_s, judged.verify_s) > 0
+    assert judged.copy_s > 0
     for block_id in range(target.num_blocks):
         written = bytes(target.view.block(BlockId(block_id)))
         assert written == (content(LARGE_SPEC, 3) if block_id == 5 else bytes(LARGE_SPEC.payload_bytes))
