@@ -155,6 +155,47 @@ class Compute:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillNumbers:
+    """What a prefill node's layers multiply with. Properties are in the words of Facts.compute."""
+
+    compute: str = rare_setting("model", readers.choice("model", "int8"), "int8: prompts sooner, numbers less exact")
+
+    @property
+    def own(self) -> str:
+        return "model" if self.compute == "model" else f"{self.compute} compute"
+
+    @property
+    def accepted(self) -> None:
+        """It takes KV from nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeNumbers:
+    """See PrefillNumbers."""
+
+    weights: str = rare_setting(
+        "model",
+        readers.choice("model", "int8", "int4", metavar="TYPE"),
+        "of the layers: model, int8, int4; less to read",
+    )
+    accept_compute: str = rare_setting(
+        "same",
+        readers.choice("same", "model", "int8", metavar="WHOSE"),
+        "KV of which prefill nodes: same as own, model, int8 (and model)",
+    )
+
+    @property
+    def own(self) -> str:
+        return "model" if self.weights == "model" else f"{self.weights} weights"
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """What KV may have been computed with."""
+        others = {"same": (), "model": ("model",), "int8": ("model", "int8 compute")}[self.accept_compute]
+        return tuple(dict.fromkeys((self.own, *others)))
+
+
 MAX_STEP_TOKENS = setting(256, readers.integer(1, 1 << 16), "most tokens in one step: the chunk budget")
 
 
@@ -258,6 +299,7 @@ class PrefillConfig:
     network: Network = Network()
     memory: Memory = Memory()
     compute: Compute = Compute()
+    numbers: PrefillNumbers = PrefillNumbers()
     steps: PrefillSteps = PrefillSteps()
     baseline: PrefillBaseline = PrefillBaseline()
     trials: Trials = Trials()
@@ -271,6 +313,7 @@ class DecodeConfig:
     network: Network = Network()
     memory: Memory = Memory()
     compute: Compute = Compute()
+    numbers: DecodeNumbers = DecodeNumbers()
     steps: DecodeSteps = DecodeSteps()
     preemption: Preemption = Preemption()
     baseline: DecodeBaseline = DecodeBaseline()

@@ -54,7 +54,8 @@ def _not_accepted(accepting: Facts, computing: Facts) -> Refused | None:
     accepted, compute = accepting.accept_compute, computing.compute
     if not accepted or not compute or compute in accepted:
         return None
-    return Refused("compute", f"{compute} is not among the accepted {', '.join(accepted)}: use one --dtype for all")
+    knobs = "use one --dtype for all, or let decode nodes take it with --accept-compute"
+    return Refused("compute", f"{compute} is not among the accepted {'; '.join(accepted)}: {knobs}")
 
 
 def _difference(ours: Facts, theirs: Facts, name: str, knob: str) -> Refused | None:

@@ -62,7 +62,8 @@ class Facts:
     """What two processes must agree on before any request: compared field by field, refused by name.
 
     kv_fingerprint  32 bytes, what KV means (core.checkpoint.kv_fingerprint)
-    compute         dtype in which this node computes; accept_compute: those it takes KV from
+    compute         what its KV was computed with: the dtype, and what besides decides on the numbers, such as weights
+    accept_compute  those it takes KV from, itself included; empty of a node that takes KV from nobody
     batching, prefix_cache
                     those settings where router and nodes go by the same one, empty where a process has none
     """

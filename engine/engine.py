@@ -25,6 +25,16 @@ from pdserve.engine.sampler import draw
 from pdserve.engine.step import BlockMove, Draw, Row, Seal, StepPlan, StepResult
 from pdserve.engine.weights import WeightReader, return_freed_memory
 from pdserve.kernels.draw import load_draw
+from pdserve.kernels.quantized_weights import Format
+
+# What the layers multiply with, in the words of Facts.compute.
+MODEL_NUMBERS = "model"
+FORMATS = {
+    MODEL_NUMBERS: Format.BF16,
+    "int4 weights": Format.INT4,
+    "int8 weights": Format.INT8,
+    "int8 compute": Format.BYTES,
+}
 
 # Tokens whose logits are held at once when the tokens of prompts are scored: 13 MB with 49,152 ids.
 SCORED_AT_ONCE = 64
@@ -43,6 +53,7 @@ class Engine:
         device: str,
         max_model_len: int,
         batch_invariant: bool = False,
+        numbers: str = MODEL_NUMBERS,
     ):
         self.config = config
         self.dtype = dtype
@@ -50,6 +61,7 @@ class Engine:
         self.model = model
         self._device = torch.device(device)
         self._is_batch_invariant = batch_invariant
+        self._numbers = numbers
         self._decoding = Decoding.PADDED
         self._draw_kernels = load_draw() if device == "cpu" else None
         self._pool: KVPool | None = None
@@ -65,6 +77,7 @@ class Engine:
         max_model_len: int | None = None,
         num_threads: int = 1,
         batch_invariant: bool = False,
+        numbers: str = MODEL_NUMBERS,
         progress: Progress | None = None,
     ) -> "Engine":
         """Load a Hugging Face folder.
@@ -74,6 +87,7 @@ class Engine:
         num_threads    of the calling thread's tensor operations on the CPU
         batch_invariant  a token's result has the same bits whatever is computed in the same step; attach refuses what
                        cannot be
+        numbers        a key of FORMATS, what the layers multiply with
         progress       hears (phase, share done in 0..1)
         Raises ModelError for a checkpoint that cannot be served, ConfigError for a setting.
         """
@@ -85,16 +99,23 @@ class Engine:
         torch.set_num_threads(num_threads)
         report = progress or (lambda phase, share: None)
         with torch.inference_mode(), WeightReader(model_dir, getattr(torch, name), device) as reader:
-            model = load_llama(config, reader, lambda index: report("load weights", (index + 1) / config.num_layers))
+            model = load_llama(
+                config, reader, FORMATS[numbers], lambda index: report("load weights", (index + 1) / config.num_layers)
+            )
         return_freed_memory()
-        return cls(model, config, name, device, length, batch_invariant)
+        return cls(model, config, name, device, length, batch_invariant, numbers)
 
     @property
     def compute(self) -> str:
         """What its numbers depend on: nodes that differ in it do not take each other's KV."""
-        if not self._is_batch_invariant or self.model.native is None:
-            return self.dtype
-        return f"{self.dtype}, batch-invariant, {self.model.native.products}"
+        return self.compute_with(self._numbers)
+
+    def compute_with(self, numbers: str) -> str:
+        """The same of a node that differs in these alone."""
+        parts = [self.dtype] if numbers == MODEL_NUMBERS else [self.dtype, numbers]
+        if self._is_batch_invariant and self.model.native is not None:
+            parts += ["batch-invariant", self.model.native.products]
+        return ", ".join(parts)
 
     def kv_spec(self, block_size: int = 32) -> KVSpec:
         """The layout of this model's KV blocks in its serving dtype."""
@@ -120,7 +141,7 @@ class Engine:
             raise ConfigError(
                 f"--batch-invariant on: {self.dtype} with heads of {self.config.head_dim} on this machine is computed "
                 "by kernels whose sums depend on the batch; it takes bfloat16, heads of a multiple of 32, one thread, "
-                "and a CPU with AVX-512-BF16"
+                "a CPU with AVX-512-BF16, and no --weights int4"
             )
         return Decoding.AS_CHUNKS
 

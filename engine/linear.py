@@ -13,6 +13,7 @@ and chunks. Its steps of fewer rows than MIN_ROWS are padded to it by engine/bat
 one. float32 gains as much; float16 is packed only where the CPU multiplies it natively.
 """
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,9 @@ from torch import Tensor
 
 from pdserve.kernels.cpu import CpuKernels
 from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear
+from pdserve.kernels.quantized_weights import Format, Quantized, rounded_rows
+
+log = logging.getLogger(__name__)
 
 MIN_ROWS = 4
 
@@ -74,17 +78,48 @@ class GatedLinear:
         return self.gate.silu(x).mul_(self.up(x))
 
 
+class QuantizedLinear(Linear):
+    """The same of quantized weights, spread out anew for each product: right where there is no kernel, not fast."""
+
+    __slots__ = ("_form", "_quantized")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, form: Format):
+        self._form = form
+        self._quantized = Quantized.of(weight, form)
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight = self._quantized.weight().to(x.dtype)
+        return F.linear(rounded_rows(x, self._form), weight, self.bias)
+
+    def silu(self, x: Tensor) -> Tensor:
+        return F.silu(self(x))
+
+
 @dataclass(frozen=True, slots=True)
 class LinearMaker:
-    """Makes the layers of one model. native: the compiled kernels, if they multiply in its dtype."""
+    """Makes the layers of one model.
+
+    native  the compiled kernels, if they multiply in its dtype
+    form    of the layers' weights
+    """
 
     native: CpuKernels | None
+    form: Format
 
     @classmethod
-    def of(cls, native: CpuKernels | None, *in_features: int) -> "LinearMaker":
+    def of(cls, native: CpuKernels | None, form: Format, *in_features: int) -> "LinearMaker":
         """For a model whose layers have these input sizes; all of its layers are of one kind."""
-        packs = native is not None and native.can_multiply and all(size % 2 == 0 for size in in_features)
-        return cls(native if packs else None)
+        packs = native is not None and native.can_pack(form) and all(size % 2 == 0 for size in in_features)
+        if not packs and form != Format.BF16:
+            log.warning("no kernel multiplies %s weights here: steps take several times as long", form.name)
+        return cls(native if packs else None, form)
+
+    @property
+    def head(self) -> "LinearMaker":
+        """Of the vocabulary's matrix: with 4 bits to a weight it has 8, and it always multiplies rows as they are."""
+        kept = {Format.INT4: Format.INT8, Format.BYTES: Format.BF16}
+        return LinearMaker(self.native, kept.get(self.form, self.form))
 
     @property
     def min_rows(self) -> int:
@@ -92,14 +127,17 @@ class LinearMaker:
         return MIN_ROWS if self.native is None else 1
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear | PackedLinear:
-        return Linear(weight, bias) if self.native is None else self.native.linear(weight, bias)
+        if self.native is not None:
+            return self.native.linear(weight, bias, self.form)
+        return Linear(weight, bias) if self.form == Format.BF16 else QuantizedLinear(weight, bias, self.form)
 
     def gated(
         self, gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
     ) -> GatedLinear | PackedGatedLinear:
-        if self.native is None:
-            return GatedLinear(Linear(gate, gate_bias), Linear(up, up_bias))
-        return self.native.gated_linear(gate, up, gate_bias, up_bias)
+        if self.native is not None:
+            return self.native.gated_linear(gate, up, gate_bias, up_bias, self.form)
+        parts = [self.linear(gate, gate_bias), self.linear(up, up_bias)]
+        return GatedLinear(*(part for part in parts if isinstance(part, Linear)))
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

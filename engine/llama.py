@@ -21,6 +21,7 @@ from pdserve.kernels import reference
 from pdserve.kernels.cpu import CpuKernels, load_kernels
 from pdserve.kernels.layer_stack import LayerStack, StackLayer, StackRows, StackShape
 from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear
+from pdserve.kernels.quantized_weights import Format
 
 AnyLinear = Linear | PackedLinear
 AnyGatedLinear = GatedLinear | PackedGatedLinear
@@ -113,8 +114,10 @@ class Llama:
 
     def is_batch_invariant(self, layer_kv: Tensor) -> bool:
         """Whether a token's bits do not depend on the other rows of its step, while rows are attended as chunks."""
-        is_packed = all(isinstance(layer.qkv, PackedLinear) for layer in self.layers)
-        return is_packed and self.native is not None and self.native.can_attend_chunks(layer_kv)
+        independent = all(
+            isinstance(layer.qkv, PackedLinear) and layer.qkv.has_independent_rows for layer in self.layers
+        )
+        return independent and self.native is not None and self.native.can_attend_chunks(layer_kv)
 
     def logits(self, outputs: Tensor) -> Tensor:
         """[num_rows, vocab_size] float32 of outputs [num_rows, hidden]"""
@@ -202,23 +205,23 @@ def _stack_rows(batch: Batch) -> StackRows:
     )
 
 
-def load_llama(config: ModelConfig, reader: WeightReader, on_layer: Callable[[int], None]) -> Llama:
+def load_llama(config: ModelConfig, reader: WeightReader, form: Format, on_layer: Callable[[int], None]) -> Llama:
     """Build the model from a checkpoint; `on_layer` hears each finished layer. Raises ModelError naming a tensor."""
     embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     native = load_kernels(embedding.dtype, embedding.device)
     in_features = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
-    maker = LinearMaker.of(native, *in_features)
+    maker = LinearMaker.of(native, form, *in_features)
     layers = []
     for index in range(config.num_layers):
         layers.append(_load_layer(config, reader, maker, f"model.layers.{index}."))
         on_layer(index)
     norm = reader.take("model.norm.weight", config.hidden_size)
     if not config.tie_word_embeddings:
-        head = maker.linear(reader.take("lm_head.weight", config.vocab_size, config.hidden_size))
+        head = maker.head.linear(reader.take("lm_head.weight", config.vocab_size, config.hidden_size))
     else:
         if "lm_head.weight" in reader:
             reader.drop_copy_of("lm_head.weight", embedding)
-        head = maker.linear(embedding)
+        head = maker.head.linear(embedding)
     reader.finish()
     min_rows = maker.min_rows if embedding.device.type == "cpu" else 1
     return Llama(config, embedding, layers, norm, head, native, min_rows)

@@ -16,7 +16,8 @@ from pdserve.kernels import reference
 from pdserve.kernels.huge_pages import HugePages
 from pdserve.kernels.layer_stack import LayerStack, StackLayer, StackShape
 from pdserve.kernels.library import LibraryError, bind, load_library
-from pdserve.kernels.packed_linear import LANES, PANEL, PackedGatedLinear, PackedLinear, products
+from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear, multiplies_bytes, products
+from pdserve.kernels.quantized_weights import LANES, PANEL, Format
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +55,17 @@ class CpuKernels:
         if self.can_multiply:
             self._calls["chunk_attention"] = bind(library, "chunk_attention_bf16", CHUNK_SIGNATURE)
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return PackedLinear(self._library, self._memory, weight, bias)
+    def can_pack(self, form: Format) -> bool:
+        """Whether linear layers may be of this format."""
+        return self.can_multiply and (form not in (Format.INT8, Format.BYTES) or multiplies_bytes(self._library))
+
+    def linear(self, weight: Tensor, bias: Tensor | None, form: Format) -> PackedLinear:
+        return PackedLinear(self._library, self._memory, weight, bias, form)
 
     def gated_linear(
-        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None
+        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None, form: Format
     ) -> PackedGatedLinear:
-        return PackedGatedLinear(self._library, self._memory, gate, up, gate_bias, up_bias)
+        return PackedGatedLinear(self._library, self._memory, gate, up, gate_bias, up_bias, form)
 
     def layer_stack(self, layers: Sequence[StackLayer], shape: StackShape) -> LayerStack:
         """can_multiply is true"""

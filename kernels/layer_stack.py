@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pdserve.kernels.library import bind
-from pdserve.kernels.packed_linear import LANES, PackedGatedLinear, PackedLinear
+from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear
+from pdserve.kernels.quantized_weights import LANES
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_WEIGHTS = ("attention_norm", "qkv", "out", "mlp_norm", "gated", "down")
-_BIASES = ("qkv_bias", "out_bias", "gated_bias", "down_bias")
+_WEIGHTS = ("attention_norm", "mlp_norm", "qkv", "out", "gated", "down")
 
 
 class _LayerWeights(ctypes.Structure):
-    _fields_ = [(name, _P) for name in (*_WEIGHTS, *_BIASES)]
+    _fields_ = [(name, _P) for name in _WEIGHTS]
 
 
 class _StackShape(ctypes.Structure):
@@ -177,11 +177,8 @@ class LayerStack:
 
 
 def _pointers(layer: StackLayer) -> _LayerWeights:
-    linears = {"qkv": layer.qkv, "out": layer.out, "gated": layer.gated, "down": layer.down}
-    pointers = {name: linear.weight_pointer for name, linear in linears.items()}
-    pointers |= {f"{name}_bias": linear.bias_pointer for name, linear in linears.items()}
-    norms = {"attention_norm": layer.attention_norm.data_ptr(), "mlp_norm": layer.mlp_norm.data_ptr()}
-    return _LayerWeights(**pointers, **norms)
+    norms = (layer.attention_norm.data_ptr(), layer.mlp_norm.data_ptr())
+    return _LayerWeights(*norms, *(linear.pointer for linear in (layer.qkv, layer.out, layer.gated, layer.down)))
 
 
 def _pool_layout(layer_kvs: Sequence[Tensor]) -> _PoolLayout:

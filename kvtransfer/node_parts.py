@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from pdserve.cluster.config import Compute, Memory, NodeServing
+from pdserve.cluster.config import Compute, DecodeNumbers, Memory, NodeServing, PrefillNumbers
 from pdserve.cluster.machine import available_memory_bytes, current_cores, default_kv_memory
 from pdserve.cluster.messages import Capacity, Facts
 from pdserve.core.checkpoint import checkpoint_digest, kv_fingerprint, tokenizer_digest
@@ -50,8 +50,17 @@ class NodeParts:
         self.memory.close()
 
 
+MODEL_NUMBERS = DecodeNumbers()
+
+
 def load_node_parts(
-    name: str, serving: NodeServing, memory: Memory, compute: Compute, max_running: int, load: Load = Engine.load
+    name: str,
+    serving: NodeServing,
+    memory: Memory,
+    compute: Compute,
+    max_running: int,
+    load: Load = Engine.load,
+    numbers: PrefillNumbers | DecodeNumbers = MODEL_NUMBERS,
 ) -> NodeParts:
     """load: makes the engine, with the arguments of Engine.load.
 
@@ -69,6 +78,7 @@ def load_node_parts(
             max_model_len=serving.max_model_len,
             num_threads=compute.num_threads or len(compute.cores or current_cores()),
             batch_invariant=compute.batch_invariant == "on",
+            numbers=numbers.own,
         )
 
     thread = EngineThread(load_engine)
@@ -80,7 +90,7 @@ def load_node_parts(
     pool = KVPool(spec, num_blocks, pool_memory.buffer, serving.device)
     engine.attach(pool)
     phases.end("KV pool")
-    facts = _facts(model_dir, engine, spec)
+    facts = _facts(model_dir, engine, spec, numbers.accepted)
     capacity = Capacity(num_blocks, spec.block_size, engine.max_model_len, max_running, spec.token_bytes)
     phases.end("digests")
     cost = thread.call(lambda engine: warm_up(engine, pool))
@@ -130,7 +140,7 @@ def _num_blocks(spec: KVSpec, memory: Memory) -> int:
     return num_blocks
 
 
-def _facts(model_dir: Path, engine: Engine, spec: KVSpec) -> Facts:
+def _facts(model_dir: Path, engine: Engine, spec: KVSpec, accepted: tuple[str, ...] | None) -> Facts:
     checkpoint = checkpoint_digest(model_dir)
     return Facts(
         checkpoint=checkpoint,
@@ -138,5 +148,5 @@ def _facts(model_dir: Path, engine: Engine, spec: KVSpec) -> Facts:
         kv_spec=spec.digest(),
         kv_fingerprint=kv_fingerprint(checkpoint, engine.config, spec),
         compute=engine.compute,
-        accept_compute=(engine.compute,),
+        accept_compute=tuple(map(engine.compute_with, accepted or ())),
     )

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from pdserve.cluster import event_loop
-from pdserve.cluster.config import Compute, Memory, NodeServing
+from pdserve.cluster.config import Compute, DecodeNumbers, Memory, NodeServing, PrefillNumbers
 from pdserve.cluster.logs import start_logging
 from pdserve.cluster.node_life import Ending
 from pdserve.engine.engine import Engine
@@ -26,6 +26,8 @@ class NodeConfig(Protocol):
     def memory(self) -> Memory: ...
     @property
     def compute(self) -> Compute: ...
+    @property
+    def numbers(self) -> PrefillNumbers | DecodeNumbers: ...
 
 
 def run_node(config: NodeConfig, max_running: int, serve: Serve, load: Load = Engine.load) -> int:
@@ -34,7 +36,9 @@ def run_node(config: NodeConfig, max_running: int, serve: Serve, load: Load = En
     load: makes the engine. Returns the exit code.
     """
     start_logging()
-    parts = load_node_parts(config.name, config.serving, config.memory, config.compute, max_running, load)
+    parts = load_node_parts(
+        config.name, config.serving, config.memory, config.compute, max_running, load, config.numbers
+    )
     try:
         event_loop.run(_until_signal(config, parts, serve))
     finally:

@@ -13,7 +13,16 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from pdserve.cluster.config import DecodeConfig, Http, PrefillConfig, RouterConfig, UpConfig, load_config
+from pdserve.cluster.config import (
+    DecodeConfig,
+    DecodeNumbers,
+    Http,
+    PrefillConfig,
+    PrefillNumbers,
+    RouterConfig,
+    UpConfig,
+    load_config,
+)
 from pdserve.cluster.machine import current_cores, split_cores
 from pdserve.cluster.settings import Setting, settings_of
 from pdserve.core.errors import ConfigError
@@ -51,8 +60,9 @@ NODE_FLAGS = (
     "transport",
     "chunked_prefill",
 )
-DECODE_FLAGS = ("batching", "prefix_cache", "kv_allocation")
-FLAGS = tuple(dict.fromkeys((*ROUTER_FLAGS, *NODE_FLAGS, *DECODE_FLAGS)))
+PREFILL_FLAGS = ("compute",)
+DECODE_FLAGS = ("weights", "accept_compute", "batching", "prefix_cache", "kv_allocation")
+FLAGS = tuple(dict.fromkeys((*ROUTER_FLAGS, *NODE_FLAGS, *PREFILL_FLAGS, *DECODE_FLAGS)))
 READY_TIMEOUT_S = 2.0
 
 
@@ -70,8 +80,9 @@ def main(line: list[str]) -> int:
     flags = given(parser().parse_line(line), _settings())
     topology = load_config(UpConfig, _only(flags, [item.name for item in settings_of(UpConfig)])).config
     router = load_config(RouterConfig, _only(flags, ROUTER_FLAGS)).config
-    load_config(PrefillConfig, _only(flags, NODE_FLAGS))
-    load_config(DecodeConfig, _only(flags, (*NODE_FLAGS, *DECODE_FLAGS)))
+    prefill = load_config(PrefillConfig, _only(flags, (*NODE_FLAGS, *PREFILL_FLAGS))).config
+    decode = load_config(DecodeConfig, _only(flags, (*NODE_FLAGS, *DECODE_FLAGS))).config
+    check_numbers(topology, prefill.numbers, decode.numbers)
     port = free_port(router.http)
     flags["model"] = str(_checked_model(router.serving.model))
     flags["port"] = str(port)
@@ -104,7 +115,7 @@ def plan_children(
     router = Child("router", (*command, "router", *_options(_only(flags, ROUTER_FLAGS) | {"control": control})))
     role = "both" if topology.role_mode == "both" else "decode"
     nodes: list[tuple[str, str, dict[str, str]]]
-    nodes = [("prefill", f"P{index}", {}) for index in range(topology.num_prefill)]
+    nodes = [("prefill", f"P{index}", _only(flags, PREFILL_FLAGS)) for index in range(topology.num_prefill)]
     nodes += [("decode", f"D{index}", {"role": role} | _only(flags, DECODE_FLAGS)) for index in range(topology.decode)]
     children = [router]
     for (kind, name, extra), own_cores in zip(nodes, split_cores(cores, len(nodes)), strict=True):
@@ -119,6 +130,19 @@ def plan_children(
         }
         children.append(Child(name, (*command, kind, *_options(options))))
     return tuple(children)
+
+
+def check_numbers(topology: UpConfig, prefill: PrefillNumbers, decode: DecodeNumbers) -> None:
+    """What the nodes would refuse each other for. Raises ConfigError."""
+    if not topology.num_prefill:
+        if prefill.compute != "model":
+            raise ConfigError(f"--compute {prefill.compute}: with --role-mode both no node only prefills")
+        return
+    if prefill.own not in decode.accepted:
+        raise ConfigError(
+            f"--compute {prefill.compute}, --weights {decode.weights}: decode nodes would go on with KV that their own "
+            f"numbers have not made; if they may, say --accept-compute {prefill.compute}"
+        )
 
 
 def own_command() -> tuple[str, ...]:

@@ -7,8 +7,8 @@
 #ifdef __AVX512BF16__
 
 struct LayerWeights {
-    const Bf16 *attention_norm, *qkv, *out, *mlp_norm, *gated, *down;
-    const float *qkv_bias, *out_bias, *gated_bias, *down_bias;
+    const Bf16 *attention_norm, *mlp_norm;
+    const Matrix *qkv, *out, *gated, *down;
 };
 
 struct StackShape {
@@ -67,20 +67,19 @@ extern "C" void run_layers_bf16(const LayerWeights* layers, int64_t num_layers, 
     const int64_t num_rows = step->num_rows, hidden = shape->hidden, inner = shape->intermediate;
     const int64_t attended = shape->num_heads * shape->head_dim;
     const int64_t num_rotated = shape->num_heads + shape->num_kv_heads;
-    const int64_t qkv = (num_rotated + shape->num_kv_heads) * shape->head_dim;
     for (int64_t i = 0; i < num_layers; ++i) {
         const LayerWeights& layer = layers[i];
         Bf16* kv = pool->kv + i * pool->layer_stride;
         rms_norm_bf16(step->hidden, layer.attention_norm, step->normed, num_rows, hidden, shape->eps);
-        linear_bf16(step->normed, hidden, layer.qkv, layer.qkv_bias, step->heads, num_rows, qkv, hidden, 0);
+        linear_bf16(layer.qkv, step->normed, hidden, step->heads, num_rows, 0);
         place_heads_bf16(step->heads, step->cos, step->signed_sin, num_rows, num_rotated, shape->num_kv_heads,
                          shape->head_dim, kv, pool->block_stride, pool->kv_head_stride, pool->kv_stride,
                          pool->slot_stride, step->tokens, step->block_ids, step->slots, step->num_written);
         attend(*shape, *pool, kv, *step);
-        linear_bf16(step->attended, attended, layer.out, layer.out_bias, step->hidden, num_rows, hidden, attended, 1);
+        linear_bf16(layer.out, step->attended, attended, step->hidden, num_rows, 1);
         rms_norm_bf16(step->hidden, layer.mlp_norm, step->normed, num_rows, hidden, shape->eps);
-        gated_linear_bf16(step->normed, hidden, layer.gated, layer.gated_bias, step->inner, num_rows, inner, hidden);
-        linear_bf16(step->inner, inner, layer.down, layer.down_bias, step->hidden, num_rows, hidden, inner, 1);
+        gated_linear_bf16(layer.gated, step->normed, hidden, step->inner, num_rows);
+        linear_bf16(layer.down, step->inner, inner, step->hidden, num_rows, 1);
     }
 }
 

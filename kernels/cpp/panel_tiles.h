@@ -1,61 +1,71 @@
-// Products in tile registers (AMX-BF16): 16 rows of 32 inputs meet 16 outputs in one instruction. Included by panel.h.
+// Products in tile registers (AMX): 16 rows of 64 bytes, 32 inputs of bf16 or 64 of 8 bits, meet 16 outputs in one
+// instruction. Included by panel.h.
 //
-// A panel's 16 input pairs are two such tiles of weights, as they lie.
+// Each 32 bits of a row are a pair of bf16 or four bytes. 16 of these of a panel are two such tiles of weights, as they
+// lie.
 #pragma once
 
 constexpr int64_t PRODUCTS = 2;
-constexpr int64_t TILE_ROWS = 16, TILE_PAIRS = 16;
+constexpr int64_t TILE_ROWS = 16, TILE_UNITS = 16;
 constexpr int64_t MAX_ROWS = 2 * TILE_ROWS;
 
 typedef float Tile[MAX_ROWS][PANEL];
 
+// The registers' numbers stand in the instruction.
+#define MULTIPLY_TILES(sums, inputs, weights)      \
+    if constexpr (sizeof(Input) == 1)              \
+        _tile_dpbusd(sums, inputs, weights);       \
+    else                                           \
+        _tile_dpbf16ps(sums, inputs, weights)
+
 // Owns the thread's tile registers while it lives.
-class Products {
+template <typename Kind>
+class PanelProducts {
+    typedef typename Kind::Input Input;
+    typedef typename Kind::Weight Weight;
+    static constexpr int64_t COUNT = Kind::COUNT, HALF = COUNT * LANES;
+
   public:
-    Products() = default;
-    Products(const Products&) = delete;
-    Products& operator=(const Products&) = delete;
-    ~Products() {
+    PanelProducts() = default;
+    PanelProducts(const PanelProducts&) = delete;
+    PanelProducts& operator=(const PanelProducts&) = delete;
+    ~PanelProducts() {
         if (num_rows_) _tile_release();
     }
 
     // out[row][i] = x[row] . output i of the panel, for 1 to MAX_ROWS rows.
-    void multiply(int64_t num_rows, const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t num_pairs, Tile& out) {
+    void multiply(int64_t num_rows, const Input* x, int64_t x_stride, const Weight* panel, int64_t num_units, Tile& out) {
         if (num_rows != num_rows_) shape_for(num_rows);
         if (num_rows > TILE_ROWS)
-            multiply_tiles<true>(x, x_stride, panel, num_pairs / TILE_PAIRS, out);
+            multiply_tiles<true>(x, x_stride, panel, num_units / TILE_UNITS, out);
         else
-            multiply_tiles<false>(x, x_stride, panel, num_pairs / TILE_PAIRS, out);
-        const int64_t rest = num_pairs % TILE_PAIRS, done = num_pairs - rest;
-        if (rest) add_rest(num_rows, x + 2 * done, x_stride, panel + 2 * PANEL * done, rest, out);
+            multiply_tiles<false>(x, x_stride, panel, num_units / TILE_UNITS, out);
+        const int64_t rest = num_units % TILE_UNITS, done = num_units - rest;
+        if (rest) add_rest(num_rows, x + COUNT * done, x_stride, panel + 2 * HALF * done, rest, out);
     }
 
   private:
     // Registers: 0 to 3 sums, by rows and halves of the panel; 4 and 5 weights; 6 and 7 inputs.
     template <bool IS_TALL>
-    INLINE void multiply_tiles(const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t num_tiles, Tile& out) {
-        constexpr int64_t WEIGHTS_STRIDE = 2 * PANEL * sizeof(Bf16), OUT_STRIDE = PANEL * sizeof(float);
+    INLINE void multiply_tiles(const Input* x, int64_t x_stride, const Weight* panel, int64_t num_tiles, Tile& out) {
+        constexpr int64_t WEIGHTS_STRIDE = 2 * 64, OUT_STRIDE = PANEL * sizeof(float);
         _tile_zero(0);
         _tile_zero(1);
         if (IS_TALL) {
             _tile_zero(2);
             _tile_zero(3);
         }
-        const int64_t inputs_stride = x_stride * sizeof(Bf16);
-        for (int64_t tile = 0; tile < num_tiles; ++tile, x += 2 * TILE_PAIRS, panel += 2 * PANEL * TILE_PAIRS) {
-#ifdef AHEAD_TILES
-            for (int64_t line = 0; line < 2 * TILE_PAIRS; ++line)
-                __builtin_prefetch(panel + AHEAD_TILES * 2 * PANEL * TILE_PAIRS + line * PANEL, 0, 2);
-#endif
+        const int64_t inputs_stride = x_stride * sizeof(Input);
+        for (int64_t tile = 0; tile < num_tiles; ++tile, x += COUNT * TILE_UNITS, panel += 2 * HALF * TILE_UNITS) {
             _tile_loadd(4, panel, WEIGHTS_STRIDE);
             _tile_loadd(6, x, inputs_stride);
-            _tile_dpbf16ps(0, 6, 4);
-            _tile_loadd(5, panel + PANEL, WEIGHTS_STRIDE);
-            _tile_dpbf16ps(1, 6, 5);
+            MULTIPLY_TILES(0, 6, 4);
+            _tile_loadd(5, panel + HALF, WEIGHTS_STRIDE);
+            MULTIPLY_TILES(1, 6, 5);
             if (IS_TALL) {
                 _tile_loadd(7, x + TILE_ROWS * x_stride, inputs_stride);
-                _tile_dpbf16ps(2, 7, 4);
-                _tile_dpbf16ps(3, 7, 5);
+                MULTIPLY_TILES(2, 7, 4);
+                MULTIPLY_TILES(3, 7, 5);
             }
         }
         _tile_stored(0, out[0], OUT_STRIDE);
@@ -66,13 +76,13 @@ class Products {
         }
     }
 
-    // Input pairs that do not fill a tile.
-    static void add_rest(int64_t num_rows, const Bf16* x, int64_t x_stride, const Bf16* panel, int64_t num_pairs,
+    // What does not fill a tile.
+    static void add_rest(int64_t num_rows, const Input* x, int64_t x_stride, const Weight* panel, int64_t num_units,
                          Tile& out) {
         for (int64_t row = 0; row < num_rows; ++row) {
-            __m512 low = (__m512)load(out[row]), high = (__m512)load(out[row] + LANES);
-            for (int64_t pair = 0; pair < num_pairs; ++pair)
-                add_pair(x + row * x_stride + 2 * pair, panel + 2 * PANEL * pair, low, high);
+            __m512i low = (__m512i)load(out[row]), high = (__m512i)load(out[row] + LANES);
+            for (int64_t unit = 0; unit < num_units; ++unit)
+                Kind::add(broadcast32(x + row * x_stride + COUNT * unit), panel + 2 * HALF * unit, low, high);
             store(out[row], (Floats)low);
             store(out[row] + LANES, (Floats)high);
         }
@@ -86,7 +96,7 @@ class Products {
             uint8_t rows[16] = {};
         } shape;
         const uint8_t upper = num_rows < TILE_ROWS ? num_rows : TILE_ROWS, lower = num_rows - upper;
-        const uint8_t rows[8] = {upper, upper, lower, lower, TILE_PAIRS, TILE_PAIRS, upper, lower};
+        const uint8_t rows[8] = {upper, upper, lower, lower, TILE_UNITS, TILE_UNITS, upper, lower};
         for (int i = 0; i < 8; ++i) {
             shape.rows[i] = rows[i];
             shape.row_bytes[i] = rows[i] ? 64 : 0;

@@ -82,6 +82,29 @@ def test_how_they_compute_must_be_accepted_by_both():
     assert disagreement(FACTS, replace(FACTS, accept_compute=("bfloat16",))).field == "compute"
 
 
+BF16, INT4 = "bfloat16", "bfloat16, int4 weights"
+
+
+@pytest.mark.parametrize(
+    ("computes", "accepts"),
+    [(BF16, (BF16,)), (BF16, (INT4, BF16)), ("bfloat16, int8 compute", (INT4, BF16, "bfloat16, int8 compute"))],
+)
+def test_who_takes_kv_of_other_numbers_knowingly_takes_it(computes: str, accepts: tuple[str, ...]):
+    prefill = replace(FACTS, compute=computes, accept_compute=())
+    decode = replace(FACTS, compute=accepts[0], accept_compute=accepts)
+    assert disagreement(prefill, decode) is None
+    assert disagreement(decode, prefill) is None
+
+
+@pytest.mark.parametrize("computes", [BF16, "float32", "bfloat16, int8 compute"])
+def test_kv_of_other_numbers_is_refused_with_both_and_the_knob(computes: str):
+    prefill = replace(FACTS, compute=computes, accept_compute=())
+    decode = replace(FACTS, compute=INT4, accept_compute=(INT4,))
+    for refused in (disagreement(prefill, decode), disagreement(decode, prefill)):
+        assert refused.field == "compute"
+        assert all(word in refused.reason for word in (computes, INT4, "--accept-compute"))
+
+
 # ---- the accepting side ------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from pdserve.engine.linear import MIN_ROWS, GatedLinear, Linear, LinearMaker, ca
 from pdserve.kernels.cpu import CpuKernels
 from pdserve.kernels.library import load_library
 from pdserve.kernels.packed_linear import PackedGatedLinear, PackedLinear
+from pdserve.kernels.quantized_weights import Format
 
 IN, OUT = 64, 48
 # Roundings of products to bf16, each by up to 2^-8 of numbers of size 1, and a few before the last.
@@ -45,7 +46,7 @@ def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.bf
 
 
 def test_without_compiled_kernels_the_layers_are_those_of_torch():
-    maker = LinearMaker.of(None, IN)
+    maker = LinearMaker.of(None, Format.BF16, IN)
     assert isinstance(maker.linear(make_weight(OUT, IN)), Linear)
     assert isinstance(maker.gated(make_weight(OUT, IN), make_weight(OUT, IN)), GatedLinear)
     assert maker.min_rows == MIN_ROWS > 1
@@ -53,7 +54,7 @@ def test_without_compiled_kernels_the_layers_are_those_of_torch():
 
 @needs_compiler
 def test_kernels_that_multiply_make_the_layers_and_need_no_more_rows_than_there_are(native: CpuKernels):
-    maker = LinearMaker.of(native, IN, 2)
+    maker = LinearMaker.of(native, Format.BF16, IN, 2)
     assert isinstance(maker.linear(make_weight(OUT, IN)), PackedLinear)
     assert isinstance(maker.gated(make_weight(OUT, IN), make_weight(OUT, IN)), PackedGatedLinear)
     assert maker.min_rows == 1
@@ -61,14 +62,16 @@ def test_kernels_that_multiply_make_the_layers_and_need_no_more_rows_than_there_
 
 @needs_compiler
 def test_one_odd_input_size_leaves_all_layers_of_a_model_to_torch(native: CpuKernels):
-    maker = LinearMaker.of(native, IN, 63)
-    assert maker == LinearMaker.of(None)
+    maker = LinearMaker.of(native, Format.BF16, IN, 63)
+    assert maker == LinearMaker.of(None, Format.BF16)
     assert isinstance(maker.linear(make_weight(OUT, IN)), Linear)
 
 
 @needs_compiler
 def test_kernels_for_float32_make_no_layers():
-    assert LinearMaker.of(CpuKernels(load_library(), torch.float32), IN) == LinearMaker.of(None)
+    assert LinearMaker.of(CpuKernels(load_library(), torch.float32), Format.BF16, IN) == LinearMaker.of(
+        None, Format.BF16
+    )
 
 
 def test_weights_on_another_device_stay_plain():
@@ -92,7 +95,7 @@ def test_a_layer_of_torchs_computes_its_formula(dtype: torch.dtype, has_bias: bo
     bias = make(OUT, dtype=dtype) if has_bias else None
     hidden = make(num_rows, OUT, dtype=dtype)
     expected = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    maker = LinearMaker.of(None, IN)
+    maker = LinearMaker.of(None, Format.BF16, IN)
     linear, gated = maker.linear(weight.clone(), bias), maker.gated(weight.clone(), up.clone(), bias, bias)
     assert linear.is_packed == can_pack(dtype, CPU)
     assert_close(linear(x), expected, dtype)
@@ -111,7 +114,10 @@ def test_a_layer_of_torchs_computes_its_formula(dtype: torch.dtype, has_bias: bo
 def test_both_kinds_of_layers_agree(native: CpuKernels, has_bias: bool, num_rows: int):
     x, weight = make(num_rows, IN), make_weight(OUT, IN)
     bias = make(OUT) if has_bias else None
-    ours, torchs = (maker.linear(weight.clone(), bias) for maker in (LinearMaker.of(native, IN), LinearMaker.of(None)))
+    ours, torchs = (
+        maker.linear(weight.clone(), bias)
+        for maker in (LinearMaker.of(native, Format.BF16, IN), LinearMaker.of(None, Format.BF16))
+    )
     assert_close(ours(x), torchs(x))
     assert_close(ours.logits(x)[0], torchs.logits(x)[0])
     assert ours.logits(x)[0].dtype == torchs.logits(x)[0].dtype == torch.float32
@@ -128,6 +134,7 @@ def test_both_kinds_of_gated_layers_agree(native: CpuKernels, has_bias: bool, nu
     x, gate, up = make(num_rows, IN), make_weight(OUT, IN), make_weight(OUT, IN).flip(0)
     biases = (make(OUT), make(OUT).flip(0)) if has_bias else (None, None)
     ours, torchs = (
-        maker.gated(gate.clone(), up.clone(), *biases) for maker in (LinearMaker.of(native, IN), LinearMaker.of(None))
+        maker.gated(gate.clone(), up.clone(), *biases)
+        for maker in (LinearMaker.of(native, Format.BF16, IN), LinearMaker.of(None, Format.BF16))
     )
     assert_close(ours(x), torchs(x))

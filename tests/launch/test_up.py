@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.cluster.config import DecodeConfig, Http, PrefillConfig, RouterConfig, UpConfig, load_config
+from pdserve.cluster.config import (
+    DecodeConfig,
+    DecodeNumbers,
+    Http,
+    PrefillConfig,
+    PrefillNumbers,
+    RouterConfig,
+    UpConfig,
+    load_config,
+)
 from pdserve.core.errors import ConfigError, ModelError
 from pdserve.launch import up
 from pdserve.launch.runtime_dir import remove_abandoned, runtime_dir
@@ -70,6 +79,39 @@ def test_older_ways_are_passed_on_to_whoever_has_them():
         passed = {item.name: given[item.name] for item in fields(config.baseline)}
         assert asdict(config.baseline) == passed
         assert len(passed) == len(given) - missing
+
+
+def test_each_role_is_given_the_numbers_that_are_its_own():
+    flags = {"compute": "int8", "weights": "int4", "accept_compute": "int8"}
+    _, prefill, decode = up.plan_children(UpConfig(), flags, (0, 1), SOCKETS, ("pdserve",))
+    assert prefill.command[4:6] == ("--compute", "int8")
+    assert not {"--weights", "--accept-compute"} & set(prefill.command)
+    assert decode.command[6:10] == ("--weights", "int4", "--accept-compute", "int8")
+    assert "--compute" not in decode.command
+
+
+@pytest.mark.parametrize(
+    ("compute", "weights", "accepts"),
+    [("model", "model", "same"), ("model", "int4", "model"), ("int8", "model", "int8"), ("int8", "int8", "int8")],
+)
+def test_numbers_that_decode_nodes_take_are_started(compute: str, weights: str, accepts: str):
+    up.check_numbers(UpConfig(), PrefillNumbers(compute), DecodeNumbers(weights, accepts))
+
+
+@pytest.mark.parametrize(
+    ("compute", "weights", "accepts"),
+    [("model", "int4", "same"), ("model", "int8", "same"), ("int8", "model", "same"), ("int8", "int8", "model")],
+)
+def test_numbers_that_decode_nodes_would_refuse_are_refused_before(compute: str, weights: str, accepts: str):
+    with pytest.raises(ConfigError, match=f"--accept-compute {compute}"):
+        up.check_numbers(UpConfig(), PrefillNumbers(compute), DecodeNumbers(weights, accepts))
+
+
+def test_in_mode_both_no_node_accepts_another_and_none_only_prefills():
+    topology = UpConfig(role_mode="both")
+    up.check_numbers(topology, PrefillNumbers(), DecodeNumbers("int4"))
+    with pytest.raises(ConfigError, match="--compute int8"):
+        up.check_numbers(topology, PrefillNumbers("int8"), DecodeNumbers("int8", "int8"))
 
 
 def test_a_value_that_looks_like_a_flag_stays_with_its_flag():
