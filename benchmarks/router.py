@@ -1,81 +1,44 @@
 """What the router takes for each token it streams, and how late it makes them: python benchmarks/router.py MODEL_DIR.
 
-Nodes whose model is a clock: each step ends on the node's own grid of 1 / --tokens-per-s, whatever its rows are, and
-draws any token. So a token's due time is known, and what a stream's tokens are later than its quickest one is what
-everything between the engine and the client has added: the node's event loop, the router, the client. The router has
-the first core for itself; nodes and client share the others.
+Nodes without a model (mock_nodes.py) and a client that only looks at the clock share one process on one core, the router
+has another for itself. A token is late by the time from its sending on the node to its reading by the client; how late
+the node itself was is told beside it. Then streams that are open without a token, more and more of them: what they take
+by themselves, and what they add to the tokens of busy ones.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import resource
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import numpy as np
+from mock_nodes import IDLE, MockNode, run_nodes
+from tokenizers import Tokenizer
 
-from pdserve.cluster.config import DecodeConfig, load_config
+from pdserve.cluster import event_loop
 from pdserve.cluster.machine import current_cores
-from pdserve.core.kv_spec import KVSpec
 from pdserve.core.model_config import load_model_config
-from pdserve.decode_node.node import serve
-from pdserve.engine.checksum import block_checksum
-from pdserve.engine.engine import Engine
-from pdserve.engine.kv_pool import KVPool
-from pdserve.engine.step import Draw, StepPlan, StepResult
-from pdserve.kvtransfer.node_process import run_node
-from pdserve.launch import lifeline
 from pdserve.loadtest.deployment.server import Server, free_port, free_url, started
 
 PDSERVE = (sys.executable, "-m", "pdserve.launch.cli")
-FIRST_TOKEN, NUM_TOKENS = 1000, 5000
-# Not PDSERVE_...: those are settings.
-TOKENS_PER_S = "CLOCK_TOKENS_PER_S"
-START_S = 120.0
-
-
-class ClockEngine(Engine):
-    """Has no weights; KV of a few bytes."""
-
-    @classmethod
-    def load_clock(cls, model_dir: Path, *, max_model_len: int | None, **_: object) -> "ClockEngine":
-        """Called in the place of Engine.load; what a model needs besides is passed over."""
-        config = load_model_config(model_dir)
-        engine = cls(None, config, "float32", "cpu", max_model_len or config.max_position_embeddings)  # type: ignore[arg-type]
-        engine._period_s = 1 / float(os.environ[TOKENS_PER_S])
-        engine._due = time.monotonic()
-        engine._drawn = 0
-        return engine
-
-    _period_s: float
-    _due: float
-    _drawn: int
-
-    def kv_spec(self, block_size: int = 32) -> KVSpec:
-        return KVSpec(1, 1, 16, self.dtype, block_size)
-
-    def attach(self, pool: KVPool) -> None:
-        self._pool = pool
-
-    def step(self, plan: StepPlan) -> StepResult:
-        assert self._pool is not None
-        now = time.monotonic()
-        # The next time on the grid, which was laid when the node started: nodes are not aligned.
-        self._due += max(1, -int((self._due - now) // self._period_s)) * self._period_s
-        time.sleep(max(0.0, self._due - now))
-        draws = {row.key: tuple(self._draw() for _ in row.samples) for row in plan.rows if row.samples}
-        view = self._pool.view
-        checksums = {seal.block_id: block_checksum(view.block(seal.block_id), seal.block_hash) for seal in plan.seals}
-        return StepResult(plan.step, draws, checksums, self._period_s)
-
-    def _draw(self) -> Draw:
-        self._drawn += 1
-        return Draw(FIRST_TOKEN + self._drawn % NUM_TOKENS)
+START_S = 60.0
+# Of every run, at its beginning: streams open and begin.
+SETTLE_S = 1.5
+IDLE_STREAMS = (1, 100, 1000, 5000)
+BUSY_STREAMS = 32
+MEASURED_S = 5.0
+# Its text is one character, so that a client sees how many came.
+LETTER = "a"
 
 
 def main() -> None:
@@ -84,77 +47,212 @@ def main() -> None:
     parser.add_argument("--num-nodes", type=int, default=8)
     parser.add_argument("--num-streams", type=int, default=256)
     parser.add_argument("--tokens-per-s", type=float, default=50.0, help="of each stream")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long each stream is")
-    parser.add_argument("--node", metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--router", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each run is measured")
+    parser.add_argument("--runs", type=int, default=3, help="medians are of so many")
+    parser.add_argument("--idle", type=int, nargs="*", default=IDLE_STREAMS, help="streams without a token; none: skip")
     options = parser.parse_args()
-    if options.node is not None:
-        sys.exit(run_clock_node(options))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(options, Path(folder)))
-
-
-def run_clock_node(options: argparse.Namespace) -> int:
-    lifeline.hold()
-    flags = {"name": options.node, "role": "both", "router": options.router, "model": str(options.model)}
-    flags |= {"kv_memory": "64MiB", "max_running": "512"}
-    config = load_config(DecodeConfig, flags).config
-    return run_node(config, config.steps.max_running, serve, ClockEngine.load_clock)
+        event_loop.run(measure(options, Path(folder)))
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> None:
-    num_tokens = round(options.seconds * options.tokens_per_s)
-    report = folder / "run.json"
-    async with cluster(options, folder) as (url, router):
-        before_s = cpu_s(router)
-        bench = await asyncio.create_subprocess_exec(
-            *PDSERVE, "bench", "run", "--url", url, "--rate", "inf", "--num-requests", str(options.num_streams),
-            "--ramp", "0", "--input-tokens", "16", "--output-tokens", str(num_tokens), "--json", str(report),
-            "--selftest", "off", stdout=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-        await bench.wait()
-        taken_s = cpu_s(router) - before_s
-    streams = [request["token_times_s"] for request in json.loads(report.read_text())["requests"]]
-    print(describe(streams, 1 / options.tokens_per_s, taken_s))
+    async with cluster(options, folder) as bench:
+        runs = [await bench.run(options.num_streams, options.seconds) for _ in range(options.runs)]
+        print(describe(f"{options.num_streams} streams", runs))
+        if options.idle:
+            await growth(bench, options)
 
 
-def describe(streams: list[list[float]], period_s: float, router_s: float) -> str:
-    """streams: arrival of each token, one list a stream; the first tokens wait for prefill and are left out."""
-    num_tokens = sum(map(len, streams))
-    late_s = []
-    for times in streams:
-        due = np.array(times[1:]) - period_s * np.arange(1, len(times))
-        # Whole steps that a stream missed are no delay of a token but fewer tokens.
-        late_s.append((due - due.min()) % period_s)
-    p50, p99 = np.percentile(np.concatenate(late_s), (50, 99)) * 1e3
-    span_s = max(times[-1] for times in streams) - min(times[0] for times in streams)
+async def growth(bench: "Bench", options: argparse.Namespace) -> None:
+    print("\n| open without a token | router alone | of its memory | a token of 32 streams | late p50 / p99 |")
+    print("|---|---|---|---|---|")
+    empty = bench.resident_bytes()
+    for num_idle in options.idle:
+        async with bench.idle(num_idle):
+            alone = await bench.cpu_share(MEASURED_S)
+            each = (bench.resident_bytes() - empty) / num_idle / 1024
+            run = await bench.run(BUSY_STREAMS, MEASURED_S)
+            print(
+                f"| {num_idle:,} | {alone:.1%} of a core | {each:,.0f} KiB each | {run.token_us:.1f} us "
+                f"| {run.late_ms(50):.2f} / {run.late_ms(99):.2f} ms |",
+                flush=True,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """late_s: of each token that was sent while it was measured; node_late_s: what the node was late itself."""
+
+    late_s: np.ndarray
+    node_late_s: np.ndarray
+    router_s: float
+    seconds: float
+
+    @property
+    def token_us(self) -> float:
+        return self.router_s / len(self.late_s) * 1e6
+
+    def late_ms(self, percentile: float) -> float:
+        return float(np.percentile(self.late_s, percentile)) * 1e3
+
+
+def describe(name: str, runs: list[Run]) -> str:
+    rate, node_p99 = (
+        median(len(run.late_s) / run.seconds for run in runs),
+        median(float(np.percentile(run.node_late_s, 99)) * 1e3 for run in runs),
+    )
+    token_us, p50, p99 = (
+        median(values)
+        for values in zip(*((run.token_us, run.late_ms(50), run.late_ms(99)) for run in runs), strict=True)
+    )
     return (
-        f"{len(streams)} streams, {num_tokens / span_s:,.0f} tokens/s: {router_s / num_tokens * 1e6:.1f} us of the "
-        f"router's core a token; tokens came {p50:.2f} ms (p50) and {p99:.2f} ms (p99) after their stream's quickest"
+        f"{name}, {rate:,.0f} tokens/s: {token_us:.1f} us of the router's core a token; tokens came {p50:.2f} ms (p50) "
+        f"and {p99:.2f} ms (p99) after they were sent; nodes sent them at most {node_p99:.2f} ms (p99) after they were due"
     )
 
 
+@dataclass
+class Clock:
+    """When each token of each stream was due, was sent and came."""
+
+    due: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    sent: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    came: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def on_sent(self, stream: int, index: int, due: float) -> None:
+        if index == len(self.sent[stream]):
+            self.due[stream].append(due)
+            self.sent[stream].append(time.monotonic())
+
+    def lateness(self, since: float, until: float) -> tuple[np.ndarray, np.ndarray]:
+        """Of tokens sent in this time: late after they were sent, and sent after they were due."""
+        late, node_late = [], []
+        for stream, came in self.came.items():
+            for due, sent, read in zip(self.due[stream], self.sent[stream], came, strict=False):
+                if since <= sent < until:
+                    late.append(read - sent)
+                    node_late.append(sent - due)
+        return np.array(late), np.array(node_late)
+
+
+class Reader(asyncio.Protocol):
+    """One stream of the client: sends the request, and notes when each token came."""
+
+    def __init__(self, request: bytes, came: list[float]):
+        self._request = request
+        self._came = came
+        self._rest = b""
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            begin = event.find(b'"text":"')
+            if begin >= 0:
+                num_tokens = event.index(b'"', begin + 8) - begin - 8
+                self._came += [now] * num_tokens
+            elif event.endswith(b"[DONE]"):
+                self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class Bench:
+    """A router under load. stream numbers are never used twice."""
+
+    def __init__(self, url: str, router: int, tokens_per_s: float, machines: list[MockNode], clock: Clock):
+        self.clock = clock
+        self._host, port = url.removeprefix("http://").rsplit(":", 1)
+        self._port = int(port)
+        self._router = router
+        self._tokens_per_s = tokens_per_s
+        self._machines = machines
+        self._num_busy = 0
+
+    async def run(self, num_streams: int, seconds: float) -> Run:
+        num_tokens = round((seconds + 2 * SETTLE_S) * self._tokens_per_s)
+        numbers = range(self._num_busy, self._num_busy + num_streams)
+        self._num_busy += num_streams
+        readers = [await self._open(number, num_tokens) for number in numbers]
+        await asyncio.sleep(SETTLE_S)
+        begin, before_s = time.monotonic(), cpu_s(self._router)
+        await asyncio.sleep(seconds)
+        end, after_s = time.monotonic(), cpu_s(self._router)
+        await asyncio.gather(*(reader.ended for reader in readers))
+        late_s, node_late_s = self.clock.lateness(begin, end)
+        return Run(late_s, node_late_s, after_s - before_s, end - begin)
+
+    @asynccontextmanager
+    async def idle(self, num_streams: int) -> AsyncIterator[None]:
+        """So many streams that are open, on nodes, and get no token."""
+        readers = [await self._open(IDLE + index, 100) for index in range(num_streams)]
+        async with asyncio.timeout(START_S):
+            while not all(self.clock.came[IDLE + index] for index in range(num_streams)):
+                await asyncio.sleep(0.05)
+        try:
+            yield
+        finally:
+            for reader in readers:
+                reader.transport.close()
+            await asyncio.gather(*(reader.ended for reader in readers))
+            async with asyncio.timeout(START_S):
+                while any(machine.streams for machine in self._machines):
+                    await asyncio.sleep(0.05)
+            for index in range(num_streams):
+                del self.clock.came[IDLE + index]
+
+    async def cpu_share(self, seconds: float) -> float:
+        before_s = cpu_s(self._router)
+        await asyncio.sleep(seconds)
+        return (cpu_s(self._router) - before_s) / seconds
+
+    def resident_bytes(self) -> int:
+        fields = Path(f"/proc/{self._router}/statm").read_text().split()
+        return int(fields[1]) * resource.getpagesize()
+
+    async def _open(self, number: int, num_tokens: int) -> Reader:
+        body = {"prompt": [number] * 16, "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
+        text = json.dumps(body)
+        request = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(text)}\r\n\r\n{text}"
+        )
+        _, reader = await asyncio.get_running_loop().create_connection(
+            lambda: Reader(request.encode(), self.clock.came[number]), self._host, self._port
+        )
+        return reader
+
+
 @asynccontextmanager
-async def cluster(options: argparse.Namespace, folder: Path) -> AsyncIterator[tuple[str, int]]:
-    """URL and process id of the router, when all nodes are in."""
+async def cluster(options: argparse.Namespace, folder: Path) -> AsyncIterator[Bench]:
+    """A router on the first core, its nodes in this process on the others."""
     cores = current_cores()
     control, url = f"tcp://127.0.0.1:{free_port()}", free_url()
     port = url.rsplit(":", 1)[1]
-    router = (*PDSERVE, "router", "--model", str(options.model), "--control", control, "--port", port)
-    os.environ[TOKENS_PER_S] = str(options.tokens_per_s)
-    async with AsyncExitStack() as stack:
-        first = Server("router", url, router, cores[:1])
-        process = await stack.enter_async_context(started(first, folder / "router.log"))
-        for index in range(options.num_nodes):
-            name = f"D{index}"
-            node = (sys.executable, __file__, str(options.model), "--node", name, "--router", control)
-            await stack.enter_async_context(
-                started(Server(name, url, node, cores[1:] or cores), folder / f"{name}.log")
-            )
-        async with asyncio.timeout(START_S):
-            await wait_for_nodes(url, options.num_nodes)
+    command = (*PDSERVE, "router", "--model", str(options.model), "--control", control, "--port", port)
+    token = Tokenizer.from_file(str(options.model / "tokenizer.json")).token_to_id(LETTER)
+    max_model_len = load_model_config(options.model).max_position_embeddings
+    clock, stop = Clock(), asyncio.Event()
+    machines = [MockNode(token, clock.on_sent) for _ in range(options.num_nodes)]
+    async with started(Server("router", url, command, cores[:1]), folder / "router.log") as process:
         os.sched_setaffinity(0, cores[1:] or cores)
-        yield url, process.pid
+        nodes = asyncio.create_task(run_nodes(machines, control, 1 / options.tokens_per_s, max_model_len, stop))
+        try:
+            async with asyncio.timeout(START_S):
+                await wait_for_nodes(url, options.num_nodes)
+            yield Bench(url, process.pid, options.tokens_per_s, machines, clock)
+        finally:
+            stop.set()
+            await nodes
 
 
 async def wait_for_nodes(url: str, num_nodes: int) -> None:
