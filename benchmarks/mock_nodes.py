@@ -1,8 +1,8 @@
 """Nodes without a model for benchmarks of the router: they speak the protocol, and a token falls due by the clock.
 
-Every node steps on a grid of its own and sends all tokens of a step in one message, as a decode node does; what it sends is
-the same token again and again. Requests are told apart by the first token of their prompt. All nodes of a process share its
-event loop.
+Every node steps on a grid of its own and sends all tokens of a step in one message, as a decode node does; what it
+sends is the same token again and again. Requests are told apart by the first token of their prompt. All nodes of a
+process share its event loop.
 """
 
 import asyncio

@@ -190,7 +190,8 @@ class Dispatcher:
             if run.first_index > num_outputs:
                 actions.append(Send(sender, Resume(run.request, run.attempt, run.sample, num_outputs)))
                 continue
-            self._attempts.arrived(record)
+            if record.stage is not Stage.DECODE:
+                self._attempts.arrived(record)
             actions += self._take(record, run, now)
         return actions
 

@@ -7,17 +7,17 @@ others go on; the last one that ends ends the request. Made by app for each requ
 whatever happens here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from pdserve.core.logprobs import Logprobs, TokenLogprob
 from pdserve.router.answer import Answer, Piece
 from pdserve.router.api import Call
 from pdserve.router.failure import failure
-from pdserve.router.generation import GenerationError, GenerationStream
+from pdserve.router.generation import GenerationError, GenerationStream, Progress
 from pdserve.router.logprobs import ListedToken, Listing, PromptListing, Run
 from pdserve.router.prompt import EncodedPrompt, PromptEncoder
 from pdserve.router.reply import NULL, Choice, Reply, encode_json, event
@@ -99,7 +99,11 @@ class Exchange:
         openings = self._openings(await self._echo_run())
         parts: Iterable[bytes] = chain(openings, (self._piece(index, piece),))
         response = web.StreamResponse(headers=EVENT_STREAM_HEADERS)
+        if request.version >= HttpVersion11:
+            response.enable_chunked_encoding()
         await response.prepare(request)
+        if response.chunked and not self._call.stop_strings and not self._call.is_scoring:
+            self._stream.offer_to(self._sender(request))
         try:
             # Each write waits while the client is slower than its socket; the service merges tokens meanwhile.
             while self._open:
@@ -118,6 +122,23 @@ class Exchange:
         await _write(response, parts)
         await response.write_eof()
         return response
+
+    def _sender(self, request: web.Request) -> Callable[[Progress], bool]:
+        """Sends a piece where its tokens arrive, while the client keeps up: the handler need not wake for it.
+
+        Only pieces that end nothing, which is all that a request without stop strings has before its last tokens.
+        """
+
+        def send(progress: Progress) -> bool:
+            transport = request.transport
+            if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+                return False
+            chunk = self._piece(progress.sample, self._answers[progress.sample].push(progress))
+            transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self._stream.written()
+            return True
+
+        return send
 
     @property
     def _num_tokens(self) -> int:

@@ -3,7 +3,7 @@
 The front door (app, api, text) knows JSON and text; the service behind this seam knows tokens only.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,6 +63,12 @@ class GenerationStream(Protocol):
     """Iterated at most once, until every sample has finished; an iteration may be given up at any point."""
 
     def __aiter__(self) -> AsyncIterator[Progress]: ...
+
+    def offer_to(self, sink: Callable[[Progress], bool]) -> None:
+        """Before an iteration that waits is woken, `sink` is offered what has come; what it takes is not yielded.
+
+        It is called wherever tokens arrive, and is offered no last Progress. What it raises, the iteration raises.
+        """
 
     def stop(self, sample: int) -> None:
         """The text of this sample is complete: nothing more of it is yielded, the others go on."""

@@ -8,6 +8,7 @@ by the router's process entry.
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -56,8 +57,9 @@ class TokenStream:
         self._service = service
         self._pending: dict[int, list[Deliver]] = {}
         self._num_open = len(record.samples)
-        self._error: GenerationError | None = None
-        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[Progress], bool] | None = None
         self._has_second = self._is_told = False
 
     def __aiter__(self) -> "TokenStream":
@@ -69,8 +71,9 @@ class TokenStream:
                 raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
-            self._wake.clear()
-            await self._wake.wait()
+            # Once a token and stream: an asyncio.Event takes twice as long.
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         sample = next(iter(self._pending))
         parts = self._pending.pop(sample)
         finish = parts[-1].finish
@@ -79,13 +82,37 @@ class TokenStream:
         token_ids = [token_id for part in parts for token_id in part.token_ids]
         return Progress(token_ids, finish, sample, Logprobs.join(part.logprobs for part in parts))
 
-    def push(self, action: Deliver) -> None:
-        self._pending.setdefault(action.sample, []).append(action)
-        self._wake.set()
+    def offer_to(self, sink: Callable[[Progress], bool]) -> None:
+        self._sink = sink
 
-    def fail(self, error: GenerationError) -> None:
+    def push(self, action: Deliver) -> None:
+        if action.finish is None and self._is_awaited and self._has_taken(action):
+            return
+        self._pending.setdefault(action.sample, []).append(action)
+        self._wake()
+
+    @property
+    def _is_awaited(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()
+
+    def _has_taken(self, action: Deliver) -> bool:
+        if self._sink is None:
+            return False
+        self._has_second = self.record.times.second_token is not None
+        try:
+            return self._sink(Progress(list(action.token_ids), None, action.sample, action.logprobs))
+        except Exception as error:
+            # It is one reader's: whoever brings the tokens has others to bring.
+            self.fail(error)
+            return True
+
+    def fail(self, error: Exception) -> None:
         self._error = error
-        self._wake.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def cancel(self, finish: str = "cancelled") -> None:
         self._service.cancel(self.record, finish)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,11 +66,23 @@ class ScriptedStream:
         self._request = request
         self._num_given = [0] * request.num_samples
         self._turns = deque(range(request.num_samples))
+        self._sink: Callable[[Progress], bool] | None = None
+        self.num_taken = 0
+
+    def offer_to(self, sink: Callable[[Progress], bool]) -> None:
+        self._sink = sink
 
     def __aiter__(self) -> "ScriptedStream":
         return self
 
     async def __anext__(self) -> Progress:
+        progress = await self._next()
+        while self._sink is not None and progress.finish is None and self._sink(progress):
+            self.num_taken += 1
+            progress = await self._next()
+        return progress
+
+    async def _next(self) -> Progress:
         if not self._turns:
             raise StopAsyncIteration
         sample, script, params = self._turns.popleft(), self._script, self._request.params

@@ -178,6 +178,62 @@ async def test_every_token_is_an_event_unless_the_client_is_slower(text):
         assert len(events) == num_events + 1
 
 
+async def test_tokens_are_sent_where_they_arrive_but_for_the_first_and_the_last(text):
+    service = says(text, ALPHABET)
+    async with open_door(service, text) as door:
+        events = (await door.complete(stream=True, max_tokens=16)).events
+    assert shown_text(events) == ALPHABET
+    assert service.streams[0].num_taken == 14
+
+
+async def test_stop_strings_are_looked_for_by_the_handler(text):
+    service = says(text, ALPHABET)
+    async with open_door(service, text) as door:
+        events = (await door.complete(stream=True, max_tokens=16, stop=["EF"])).events
+    assert shown_text(events) == "ABCD"
+    assert service.streams[0].num_taken == 0
+
+
+async def test_a_client_of_http_1_0_is_sent_no_chunks(text):
+    service = says(text, ALPHABET)
+    body = json.dumps({"model": MODEL, "prompt": "hello", "stream": True, "max_tokens": 16}).encode()
+    async with open_door(service, text) as door:
+        reader, writer = await asyncio.open_connection(*door.address)
+        head = "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: "
+        writer.write(f"{head}{len(body)}\r\n\r\n".encode() + body)
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    headers, _, events = answer.partition(b"\r\n\r\n")
+    assert b"Transfer-Encoding" not in headers
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"data: [DONE]\n\n")
+    assert service.streams[0].num_taken == 0
+
+
+async def test_a_client_that_is_slower_than_its_socket_gets_the_rest_from_the_handler(text, monkeypatch):
+    """All arrives once and in order, whoever sends it."""
+    service = says(text, ALPHABET)
+    is_behind = iter([0, 0, 1, 0, 1, 1, *[0] * 10])
+
+    class Behind:
+        def __init__(self, transport):
+            self._transport = transport
+
+        def get_write_buffer_size(self):
+            return next(is_behind)
+
+        def __getattr__(self, name):
+            return getattr(self._transport, name)
+
+    transport = web.Request.transport
+    monkeypatch.setattr(web.Request, "transport", property(lambda request: Behind(transport.fget(request))))
+    async with open_door(service, text) as door:
+        events = (await door.complete(stream=True, max_tokens=16)).events
+    assert shown_text(events) == ALPHABET
+    assert service.streams[0].num_taken == 14 - 3
+
+
 @pytest.mark.parametrize("path", ["complete", "chat"])
 @pytest.mark.parametrize(
     ("error", "code"),
@@ -232,7 +288,8 @@ async def test_no_event_counts_as_written_before_it_is_and_the_last_one_tells_of
     monkeypatch.setattr(web.StreamResponse, "write", count)
     async with open_door(service, text) as door:
         await door.complete(max_tokens=3, ignore_eos=True, stream=True)
-    assert num_written_before == [0, 1, 2, 3]
+    # The second goes out where it arrives.
+    assert num_written_before == [0, 2, 3]
 
 
 async def test_what_a_request_waited_for_a_core_is_read_when_its_handler_begins(text):
